@@ -24,6 +24,16 @@ const (
 	OpRaiseFeature OpType = 5
 	// OpTimeFloor stores the leader's wall clock once a day (Op.Unix).
 	OpTimeFloor OpType = 6
+	// OpBootstrap makes an empty state a cluster: Op.ClusterID, epoch 1,
+	// feature level Op.Feature. Refused with ReasonExists once there is one.
+	OpBootstrap OpType = 7
+	// OpRecover starts a new recovery epoch: what a restore from a backup, or
+	// a start from less than everything, proposes first. The version counter
+	// gains 2^32 and the watch ring is emptied, so that no version that was
+	// ever handed out can come back with another meaning.
+	OpRecover OpType = 8
+
+	opLast = OpRecover
 )
 
 // Keep bits of Op.Keep.
@@ -54,6 +64,8 @@ type Op struct {
 	// RaiseFeature, TimeFloor.
 	Feature uint32 `cbor:"11,keyasint,omitempty"`
 	Unix    int64  `cbor:"12,keyasint,omitempty"`
+	// Bootstrap.
+	ClusterID string `cbor:"13,keyasint,omitempty"`
 }
 
 // Reason says why Apply refused an Op.

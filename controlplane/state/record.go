@@ -95,8 +95,8 @@ type Body struct {
 // generateName, ...), Spec is the whole rest of the object without metadata
 // and status (so "data" of a ConfigMap too), Status is the status field.
 type Record struct {
-	Header Header
-	Meta   *Body
-	Spec   *Body
-	Status *Body // nil where the kind has none or it is empty
+	Header Header `cbor:"1,keyasint"`
+	Meta   *Body  `cbor:"2,keyasint,omitempty"`
+	Spec   *Body  `cbor:"3,keyasint,omitempty"`
+	Status *Body  `cbor:"4,keyasint,omitempty"` // nil where the kind has none or it is empty
 }
