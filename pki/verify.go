@@ -1,0 +1,187 @@
+package pki
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dunlin-project/dunlin/internal/clock"
+)
+
+// PeerKind is what a client certificate makes of its holder.
+type PeerKind uint8
+
+// Kinds of peers.
+const (
+	Anonymous  PeerKind = iota // no certificate
+	UserPeer                   // an API client
+	NodePeer                   // dunlin://CLUSTER/node/UID
+	ServerPeer                 // dunlin://CLUSTER/server/ID
+)
+
+// Peer is who is at the other end of a connection.
+type Peer struct {
+	Kind   PeerKind
+	Name   string   // CommonName; for a node the node's name, without the prefix
+	UID    string   // node uid or server id
+	Groups []string // Organization
+	// Limited: a node or server whose certificate is outside its dates: only
+	// Renew and Time are served to it. LimitedReason says which, for people.
+	Limited       bool
+	LimitedReason string
+	Cert          *x509.Certificate
+}
+
+// Errors of verification, all permanent for the certificate at hand.
+var (
+	ErrUntrusted = errors.New("pki: certificate is not from this cluster's authority")
+	ErrExpired   = errors.New("pki: certificate is outside its dates")
+	ErrRevoked   = errors.New("pki: certificate is revoked")
+)
+
+// Verifier judges the certificates of clients. It holds no state; the same
+// answer comes on a full handshake and on a resumed one.
+type Verifier struct {
+	// Roots are trusted; more than one while the authority is being rotated.
+	Roots []*x509.Certificate
+	Clock clock.Clock
+	// Revoked says whether an identity (node uid, server id) or the
+	// certificate's serial (decimal) is banned; nil is nobody.
+	Revoked func(uid, serial string) bool
+}
+
+// Peer judges a connection. Without a client certificate it is Anonymous.
+func (v *Verifier) Peer(cs tls.ConnectionState) (Peer, error) {
+	if len(cs.PeerCertificates) == 0 {
+		return Peer{}, nil
+	}
+	c := cs.PeerCertificates[0]
+	if err := verifyChain(v.Roots, c, x509.ExtKeyUsageClientAuth); err != nil {
+		return Peer{}, err
+	}
+	p := Peer{Kind: UserPeer, Name: c.Subject.CommonName, Groups: c.Subject.Organization, Cert: c}
+	cluster, kind, uid := parseIdentity(c)
+	if kind != "" {
+		if !v.ours(cluster) {
+			return Peer{}, fmt.Errorf("%w: it names cluster %q", ErrUntrusted, cluster)
+		}
+		switch kind {
+		case kindNode:
+			p.Kind, p.UID = NodePeer, uid
+			p.Name = strings.TrimPrefix(p.Name, NodePrefix)
+		case kindServer:
+			p.Kind, p.UID = ServerPeer, uid
+		default:
+			return Peer{}, fmt.Errorf("%w: unknown identity %q", ErrUntrusted, kind)
+		}
+	}
+	if v.Revoked != nil && v.Revoked(p.UID, c.SerialNumber.String()) {
+		return Peer{}, fmt.Errorf("%w: %s", ErrRevoked, p.Name)
+	}
+	if reason := outsideDates(c, v.Clock.Now()); reason != "" {
+		if p.Kind == UserPeer {
+			return Peer{}, fmt.Errorf("%w: %s", ErrExpired, reason)
+		}
+		p.Limited, p.LimitedReason = true, reason
+	}
+	return p, nil
+}
+
+func (v *Verifier) ours(cluster string) bool {
+	for _, r := range v.Roots {
+		if clusterOf(r) == cluster {
+			return true
+		}
+	}
+	return false
+}
+
+// VerifyConnection is for the server's tls.Config, with ClientAuth
+// RequestClientCert. Only what can never be served fails the handshake: for
+// the API a bad certificate is the API's to answer (401), with a reason.
+func (v *Verifier) VerifyConnection(ours func(alpn string) bool) func(tls.ConnectionState) error {
+	return func(cs tls.ConnectionState) error {
+		_, err := v.Peer(cs)
+		if err != nil && (errors.Is(err, ErrRevoked) || ours(cs.NegotiatedProtocol)) {
+			return err
+		}
+		return nil
+	}
+}
+
+// verifyChain checks signature, usage and constraints up to one of the
+// roots, at a time at which the certificate is valid: dates are judged
+// apart.
+func verifyChain(roots []*x509.Certificate, c *x509.Certificate, usage x509.ExtKeyUsage) error {
+	pool := x509.NewCertPool()
+	for _, r := range roots {
+		pool.AddCert(r)
+	}
+	_, err := c.Verify(x509.VerifyOptions{
+		Roots:         pool,
+		Intermediates: x509.NewCertPool(),
+		CurrentTime:   c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 2),
+		KeyUsages:     []x509.ExtKeyUsage{usage},
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	return nil
+}
+
+func outsideDates(c *x509.Certificate, now time.Time) string {
+	switch {
+	case now.Before(c.NotBefore):
+		return fmt.Sprintf("not valid before %s, and it is %s", c.NotBefore.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	case now.After(c.NotAfter):
+		return fmt.Sprintf("expired on %s, and it is %s", c.NotAfter.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return ""
+}
+
+// VerifyServer is for a client's tls.Config with InsecureSkipVerify (the
+// standard verification looks at dates and at host names; we look at the
+// identity): the peer is a server of the cluster of one of the roots. Dates
+// are not judged: whose clock is wrong cannot be told from here, servers
+// renew their own certificates, and the time hint that follows is what puts
+// a node's clock right.
+func VerifyServer(roots []*x509.Certificate) func(tls.ConnectionState) error {
+	return func(cs tls.ConnectionState) error {
+		if len(cs.PeerCertificates) == 0 {
+			return fmt.Errorf("%w: the server sent none", ErrUntrusted)
+		}
+		c := cs.PeerCertificates[0]
+		if err := verifyChain(roots, c, x509.ExtKeyUsageServerAuth); err != nil {
+			return err
+		}
+		cluster, kind, _ := parseIdentity(c)
+		for _, r := range roots {
+			if kind == kindServer && cluster == clusterOf(r) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: %q is no server of it", ErrUntrusted, c.Subject.CommonName)
+	}
+}
+
+// VerifyPin is VerifyServer for a joining node, which has no roots yet: the
+// chain that the server sends must end in a certificate whose key has the
+// pin. The authority found is handed to got.
+func VerifyPin(pin string, got func(ca *x509.Certificate)) func(tls.ConnectionState) error {
+	return func(cs tls.ConnectionState) error {
+		for _, c := range cs.PeerCertificates {
+			if c.IsCA && PinOf(c) == pin {
+				if err := VerifyServer([]*x509.Certificate{c})(cs); err != nil {
+					return err
+				}
+				got(c)
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: the authority of this server is not the one that the join line names "+
+			"(wrong address, another cluster, or somebody in between)", ErrUntrusted)
+	}
+}

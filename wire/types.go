@@ -1,0 +1,160 @@
+package wire
+
+import "fmt"
+
+// Type names a message on the wire. The numbers are for ever.
+type Type uint8
+
+// Message types. Types 1 to 127; the top bit of the type byte of a frame
+// says that more chunks of the same message follow.
+const (
+	TypeHello         Type = 1
+	TypeLeaseRequest  Type = 2
+	TypeLeaseReply    Type = 3
+	TypePullRequest   Type = 4
+	TypeAssignment    Type = 5
+	TypeReport        Type = 6
+	TypeReportReply   Type = 7
+	TypeStreamRequest Type = 8
+	TypeStreamHeader  Type = 9
+	TypeJoinRequest   Type = 10
+	TypeJoinReply     Type = 11
+	TypeRenewRequest  Type = 12
+	TypeRenewReply    Type = 13
+	TypeNudge         Type = 14
+	TypeTimeRequest   Type = 15
+	TypeTimeReply     Type = 16
+	TypeFault         Type = 17
+)
+
+// Message is anything that can be framed.
+type Message interface{ WireType() Type }
+
+// TimeRequest asks for the server's wall clock. It is answered on a limited
+// connection too.
+type TimeRequest struct {
+	UnixMilli int64 `cbor:"1,keyasint,omitempty"` // sender's wall clock
+}
+
+// TimeReply is the server's wall clock.
+type TimeReply struct {
+	UnixMilli int64 `cbor:"1,keyasint"`
+	// Trusted: the server believes its own clock (see the leader's clock
+	// check); an untrusted time is only for display.
+	Trusted bool `cbor:"2,keyasint,omitempty"`
+}
+
+// Fault codes.
+const (
+	FaultInternal    uint32 = 1
+	FaultLimited     uint32 = 2 // only Renew and Time are served: certificate outside its dates
+	FaultUnsupported uint32 = 3 // message type not known or not served here
+	FaultBusy        uint32 = 4 // too many requests at once on this connection: again later
+	FaultMalformed   uint32 = 5
+	FaultNotLeader   uint32 = 6 // no leader can be reached: again later
+)
+
+// Fault answers a request that cannot be served. It is an error.
+type Fault struct {
+	Code    uint32 `cbor:"1,keyasint"`
+	Message string `cbor:"2,keyasint,omitempty"`
+}
+
+// Error implements error.
+func (f *Fault) Error() string { return fmt.Sprintf("wire: peer answered: %s", f.Message) }
+
+// WireType implements Message.
+func (Hello) WireType() Type { return TypeHello }
+
+// WireType implements Message.
+func (LeaseRequest) WireType() Type { return TypeLeaseRequest }
+
+// WireType implements Message.
+func (LeaseReply) WireType() Type { return TypeLeaseReply }
+
+// WireType implements Message.
+func (PullRequest) WireType() Type { return TypePullRequest }
+
+// WireType implements Message.
+func (Assignment) WireType() Type { return TypeAssignment }
+
+// WireType implements Message.
+func (Report) WireType() Type { return TypeReport }
+
+// WireType implements Message.
+func (ReportReply) WireType() Type { return TypeReportReply }
+
+// WireType implements Message.
+func (StreamRequest) WireType() Type { return TypeStreamRequest }
+
+// WireType implements Message.
+func (StreamHeader) WireType() Type { return TypeStreamHeader }
+
+// WireType implements Message.
+func (JoinRequest) WireType() Type { return TypeJoinRequest }
+
+// WireType implements Message.
+func (JoinReply) WireType() Type { return TypeJoinReply }
+
+// WireType implements Message.
+func (RenewRequest) WireType() Type { return TypeRenewRequest }
+
+// WireType implements Message.
+func (RenewReply) WireType() Type { return TypeRenewReply }
+
+// WireType implements Message.
+func (Nudge) WireType() Type { return TypeNudge }
+
+// WireType implements Message.
+func (TimeRequest) WireType() Type { return TypeTimeRequest }
+
+// WireType implements Message.
+func (TimeReply) WireType() Type { return TypeTimeReply }
+
+// WireType implements Message.
+func (Fault) WireType() Type { return TypeFault }
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+)
+
+// MaxSize is the largest body of a type in bytes; 0 for an unknown type. A
+// peer that announces more is cut off before anything is allocated for it.
+func (t Type) MaxSize() int {
+	switch t {
+	case TypeHello, TypeStreamHeader, TypeFault:
+		return 4 * kib
+	case TypeLeaseRequest, TypeLeaseReply, TypeNudge, TypeTimeRequest, TypeTimeReply:
+		return 512
+	case TypePullRequest:
+		return mib
+	case TypeAssignment:
+		return 64 * mib
+	case TypeReport:
+		return 4 * mib
+	case TypeReportReply:
+		return 256 * kib
+	case TypeStreamRequest:
+		return 16 * kib
+	case TypeJoinRequest, TypeJoinReply, TypeRenewRequest, TypeRenewReply:
+		return 64 * kib
+	}
+	return 0
+}
+
+// String names the type for logs.
+func (t Type) String() string {
+	names := [...]string{
+		TypeHello: "Hello", TypeLeaseRequest: "LeaseRequest", TypeLeaseReply: "LeaseReply",
+		TypePullRequest: "PullRequest", TypeAssignment: "Assignment", TypeReport: "Report",
+		TypeReportReply: "ReportReply", TypeStreamRequest: "StreamRequest", TypeStreamHeader: "StreamHeader",
+		TypeJoinRequest: "JoinRequest", TypeJoinReply: "JoinReply", TypeRenewRequest: "RenewRequest",
+		TypeRenewReply: "RenewReply", TypeNudge: "Nudge", TypeTimeRequest: "TimeRequest",
+		TypeTimeReply: "TimeReply", TypeFault: "Fault",
+	}
+	if int(t) < len(names) && names[t] != "" {
+		return names[t]
+	}
+	return fmt.Sprintf("Type(%d)", uint8(t))
+}
