@@ -100,15 +100,17 @@ func (v *Verifier) ours(cluster string) bool {
 }
 
 // VerifyConnection is for the server's tls.Config, with ClientAuth
-// RequestClientCert. Only what can never be served fails the handshake: for
-// the API a bad certificate is the API's to answer (401), with a reason.
+// RequestClientCert. ours says whether an ALPN name is one of our own
+// protocols; elsewhere a user's certificate outside its dates passes, since
+// it is the API's to answer (401) with the reason. Whatever passes has a
+// chain that was checked.
 func (v *Verifier) VerifyConnection(ours func(alpn string) bool) func(tls.ConnectionState) error {
 	return func(cs tls.ConnectionState) error {
 		_, err := v.Peer(cs)
-		if err != nil && (errors.Is(err, ErrRevoked) || ours(cs.NegotiatedProtocol)) {
-			return err
+		if errors.Is(err, ErrExpired) && !ours(cs.NegotiatedProtocol) {
+			return nil
 		}
-		return nil
+		return err
 	}
 }
 
