@@ -1,6 +1,11 @@
 package wire
 
-import "fmt"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+)
 
 // Type names a message on the wire. The numbers are for ever.
 type Type uint8
@@ -157,4 +162,21 @@ func (t Type) String() string {
 		return names[t]
 	}
 	return fmt.Sprintf("Type(%d)", uint8(t))
+}
+
+// FeatureLevel is the highest feature level this build speaks. A side
+// accepts peers down to OldestFeature: those of two releases ago.
+const (
+	FeatureLevel  uint32 = 1
+	OldestFeature uint32 = 1
+)
+
+// TokenSecretName names the object of an assignment that holds a
+// ServiceAccount token for a projected volume of a pod: an Object with the
+// Ref {Kind: "Secret", Namespace: the pod's, Name: this} whose Data is a
+// corev1.Secret with the key "token". The name is also its uid. audience and
+// expirationSeconds are as in the volume's source (0 for nil).
+func TokenSecretName(podUID, audience string, expirationSeconds int64) string {
+	sum := sha256.Sum256([]byte(audience + "\x00" + strconv.FormatInt(expirationSeconds, 10)))
+	return "token." + podUID + "." + hex.EncodeToString(sum[:6])
 }
