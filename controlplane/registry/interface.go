@@ -48,6 +48,8 @@ type DeleteOptions struct {
 	DryRun             bool
 	Term               uint64
 	Warn               func(string)
+	// User is who asks, for admission; zero is the control plane itself.
+	User string
 }
 
 // Mutate receives a private copy of the current object and returns what it
