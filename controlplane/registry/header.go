@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -149,6 +150,8 @@ func vector(l corev1.ResourceList) []state.Quantity {
 		if name == corev1.ResourceCPU {
 			v = q.MilliValue()
 		}
+		// A larger request fits no node either, and sums must not overflow.
+		v = min(v, math.MaxInt64>>20)
 		if v != 0 {
 			out = append(out, state.Quantity{Name: string(name), Value: v})
 		}
