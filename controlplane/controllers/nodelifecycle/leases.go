@@ -1,0 +1,25 @@
+// Package nodelifecycle turns lease ages into node conditions and taints,
+// and taints into evicted or lost pods.
+package nodelifecycle
+
+import "time"
+
+// Leases tells how long ago each node renewed its lease, on the leader's
+// monotonic clock. Implemented by controlplane/nodeapi.
+type Leases interface {
+	// Snapshot returns a private map by node name. A node that never held a
+	// lease in this term and has not expired yet is present with the age of
+	// the fresh TTL that the new leader gave it.
+	Snapshot() map[string]LeaseInfo
+}
+
+// LeaseInfo is one node's lease.
+type LeaseInfo struct {
+	// Age since the last renewal was received.
+	Age time.Duration
+	// Expired says that the lease ran out (sweep lateness already allowed for).
+	Expired bool
+	// Stale says that the node renews again but has not reported its pods
+	// since: its lost pods keep their mark until it has.
+	Stale bool
+}
