@@ -142,8 +142,11 @@ type StreamRequest struct {
 	Options   []byte `cbor:"7,keyasint,omitempty"` // corev1.PodLogOptions as apimachinery CBOR
 }
 
-// StreamHeader is the first frame on a stream connection, node to server.
-// After it, raw bytes follow until close.
+// StreamHeader is the first frame on a stream connection, node to server,
+// and names the request. A second one follows as soon as the node knows
+// whether it can serve it (at the latest with the first byte): with Error, or
+// empty, and then raw bytes follow until close. A stream that breaks off ends
+// without TLS's closing alert.
 type StreamHeader struct {
 	ID    string `cbor:"1,keyasint"`
 	Error string `cbor:"2,keyasint,omitempty"`

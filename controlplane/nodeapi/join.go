@@ -1,0 +1,439 @@
+package nodeapi
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dunlin-project/dunlin/controlplane/listener"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/pki"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// Join tokens are Secrets in kube-system, so that every server knows them
+// and they are sealed like all others. The secret of the join line is not in
+// them, only a key derived from it.
+const (
+	tokenNamespace                    = "kube-system"
+	tokenPrefix                       = "join-token-"
+	tokenLabel                        = "dunlin.dev/join-token"
+	SecretTypeJoin  corev1.SecretType = "dunlin.dev/join-token"
+	tokenKeyKey                       = "key"
+	tokenKeyExpires                   = "expires"
+	tokenKeyUses                      = "uses-left"
+	tokenKeyUsedBy                    = "used-by" // key ids, comma-separated
+)
+
+// TokenOptions of CreateToken.
+type TokenOptions struct {
+	TTL  time.Duration // default 1 h
+	Uses int           // default 1
+}
+
+// CreateToken makes a join token and returns the line for the new node;
+// servers are the addresses to put into it (default: Config.Servers).
+func (s *Server) CreateToken(ctx context.Context, o TokenOptions, servers []string) (pki.JoinLine, error) {
+	if err := s.clockOK(); err != nil {
+		return pki.JoinLine{}, err
+	}
+	if o.TTL <= 0 {
+		o.TTL = time.Hour
+	}
+	if o.Uses <= 0 {
+		o.Uses = 1
+	}
+	if len(servers) == 0 {
+		servers = s.cfg.Servers()
+	}
+	line, err := pki.NewJoinLine(s.cfg.CA.Pin(), servers)
+	if err != nil {
+		return pki.JoinLine{}, err
+	}
+	_, err = s.cfg.Store.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tokenNamespace, Name: tokenPrefix + line.ID, Labels: map[string]string{tokenLabel: "true"}},
+		Type:       SecretTypeJoin,
+		Data: map[string][]byte{
+			tokenKeyKey:     pki.TokenKey(line.Secret),
+			tokenKeyExpires: []byte(s.cfg.Clock.Now().Add(o.TTL).UTC().Format(time.RFC3339)),
+			tokenKeyUses:    []byte(strconv.Itoa(o.Uses)),
+		},
+	}, registry.WriteOptions{})
+	if err != nil {
+		return pki.JoinLine{}, fmt.Errorf("nodeapi: keep join token: %w", err)
+	}
+	return line, nil
+}
+
+// errToken is a refusal that is told to the joining node. It says no more
+// than is needed to act.
+type errToken string
+
+// Error implements error.
+func (e errToken) Error() string { return string(e) }
+
+const (
+	errTokenUnknown errToken = "the join token is not known here: it expired, was removed, or is of another cluster; make a new one with: dunlin token create"
+	errTokenExpired errToken = "the join token has expired; make a new one with: dunlin token create"
+	errTokenUsed    errToken = "the join token was used already; make a new one with: dunlin token create"
+	errTokenSecret  errToken = "the join token's secret is wrong; copy the whole line again"
+)
+
+// ServeJoin serves ALPNJoin: one request, one answer.
+func (s *Server) ServeJoin(ctx context.Context, c *listener.Conn) {
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	req := new(wire.JoinRequest)
+	if err := wire.ReadMessage(c, req); err != nil {
+		return
+	}
+	reply, err := s.join(ctx, c.TLS, req)
+	if err != nil {
+		reply = &wire.JoinReply{Refused: err.Error()}
+		s.warn("join", req.NodeName, "join refused", fmt.Errorf("%s: %w", c.RemoteAddr(), err))
+	}
+	_ = wire.WriteMessage(c, reply) // an answer that does not arrive is asked for again
+}
+
+func (s *Server) join(ctx context.Context, cs tls.ConnectionState, req *wire.JoinRequest) (*wire.JoinReply, error) {
+	if cs.Version < tls.VersionTLS13 {
+		return nil, errors.New("TLS 1.3 is needed")
+	}
+	if err := s.clockOK(); err != nil {
+		return nil, fmt.Errorf("this server cannot issue certificates now: %w", err)
+	}
+	if req.Server {
+		return nil, errors.New("this server does not take further servers yet")
+	}
+	if err := s.checkToken(cs, req); err != nil {
+		return nil, err
+	}
+	keyID, err := pki.KeyID(req.CSR)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.useToken(ctx, req.TokenID, keyID); err != nil {
+		return nil, err
+	}
+	return s.Enroll(ctx, req.NodeName, req.CSR, req.Facts)
+}
+
+func (s *Server) tokenSecret(id string) (*corev1.Secret, error) {
+	if !tokenID.MatchString(id) {
+		return nil, errTokenUnknown
+	}
+	obj, err := s.cfg.Store.Get(secretGK, tokenNamespace, tokenPrefix+id)
+	if apierrors.IsNotFound(err) {
+		return nil, errTokenUnknown
+	}
+	if err != nil {
+		return nil, err
+	}
+	sec, ok := obj.(*corev1.Secret)
+	if !ok || sec.Type != SecretTypeJoin {
+		return nil, errTokenUnknown
+	}
+	return sec, nil
+}
+
+var tokenID = regexp.MustCompile(`^[a-z2-7]{4,32}$`)
+
+func (s *Server) checkToken(cs tls.ConnectionState, req *wire.JoinRequest) error {
+	sec, err := s.tokenSecret(req.TokenID)
+	if err != nil {
+		return err
+	}
+	if err := pki.CheckJoinProof(sec.Data[tokenKeyKey], cs, req.CSR, req.Proof); err != nil {
+		return errTokenSecret
+	}
+	return s.fresh(sec)
+}
+
+func (s *Server) fresh(sec *corev1.Secret) error {
+	exp, err := time.Parse(time.RFC3339, string(sec.Data[tokenKeyExpires]))
+	if err != nil || !s.cfg.Clock.Now().Before(exp) {
+		return errTokenExpired
+	}
+	return nil
+}
+
+// useToken takes one use of the token for a key. The same key may come
+// again: its first answer may have been lost.
+func (s *Server) useToken(ctx context.Context, id, keyID string) error {
+	_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, tokenPrefix+id, registry.Main, func(o runtime.Object) (runtime.Object, error) {
+		sec, ok := o.(*corev1.Secret)
+		if !ok {
+			return nil, errTokenUnknown
+		}
+		if err := s.fresh(sec); err != nil {
+			return nil, err
+		}
+		var by []string
+		if b := string(sec.Data[tokenKeyUsedBy]); b != "" {
+			by = strings.Split(b, ",")
+		}
+		if slices.Contains(by, keyID) {
+			return sec, nil
+		}
+		left, err := strconv.Atoi(string(sec.Data[tokenKeyUses]))
+		if err != nil || left <= 0 {
+			return nil, errTokenUsed
+		}
+		sec.Data[tokenKeyUses] = []byte(strconv.Itoa(left - 1))
+		sec.Data[tokenKeyUsedBy] = []byte(strings.Join(append(by, keyID), ","))
+		return sec, nil
+	}, registry.WriteOptions{})
+	if apierrors.IsNotFound(err) {
+		return errTokenUnknown
+	}
+	return err
+}
+
+// NodeUID is the identity of a node: it comes from its key, so that the same
+// key is the same node whatever it is called.
+func NodeUID(csr []byte) (string, error) {
+	r, err := x509.ParseCertificateRequest(csr)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", pki.ErrBadCSR, err)
+	}
+	sum := sha256.Sum256(r.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:16]), nil
+}
+
+// Enroll makes the Node object for a key and issues its certificate. It is
+// what a join does after the token was checked, and what a server does for
+// the node in its own process.
+func (s *Server) Enroll(ctx context.Context, name string, csr []byte, facts map[string]string) (*wire.JoinReply, error) {
+	uid, err := NodeUID(csr)
+	if err != nil {
+		return nil, err
+	}
+	if s.Revoked(uid, "") {
+		return nil, fmt.Errorf("%w: this node's key was banned", pki.ErrRevoked)
+	}
+	name, err = s.enrollNode(ctx, name, uid, facts)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := s.cfg.CA.IssueNode(csr, name, uid)
+	if err != nil {
+		return nil, err
+	}
+	s.log.Info("node enrolled", "node", name, "uid", uid)
+	return &wire.JoinReply{
+		Cert: cert.Raw, CA: s.cfg.CA.Cert.Raw, ClusterID: s.cfg.ClusterID, Epoch: s.cfg.Epoch,
+		NodeName: name, NodeUID: uid, Servers: s.cfg.Servers(),
+	}, nil
+}
+
+// enrollNode finds or makes the Node object of an identity and returns its
+// name: the wanted one, or, where another node has it, one with a suffix.
+func (s *Server) enrollNode(ctx context.Context, want, uid string, facts map[string]string) (string, error) {
+	id := s.providerID(uid)
+	name := CleanName(want)
+	if name == "" {
+		name = "node"
+	}
+	for _, n := range []string{name, suffixed(name, uid[:5]), suffixed(name, uid[:10])} {
+		cur, err := s.getNode(n)
+		if err == nil && cur.Spec.ProviderID == id {
+			return n, nil
+		}
+		if err == nil {
+			continue // another node's, or one that a user wrote
+		}
+		if !apierrors.IsNotFound(err) {
+			return "", err
+		}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, Labels: map[string]string{corev1.LabelHostname: n}}}
+		if len(facts) > 0 {
+			if b, err := json.Marshal(facts); err == nil && len(b) <= 4096 {
+				node.Annotations = map[string]string{AnnotationHardware: string(b)}
+			}
+		}
+		_, err = s.createNode(ctx, node, uid)
+		if err == nil {
+			return n, nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return "", err
+		}
+	}
+	return "", fmt.Errorf("the name %q and those derived from it are taken; choose another with --name", name)
+}
+
+// CleanName makes a host name a valid Node name: lower case, and whatever is
+// not a letter, digit, dot or dash becomes a dash. "" if nothing is left.
+func CleanName(s string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(s) {
+		if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') || r == '.' || r == '-' {
+			b.WriteRune(r)
+		} else {
+			b.WriteByte('-')
+		}
+	}
+	parts := strings.Split(b.String(), ".")
+	var kept []string
+	for _, p := range parts {
+		p = strings.Trim(p, "-")
+		if len(p) > 63 {
+			p = strings.Trim(p[:63], "-")
+		}
+		if p != "" {
+			kept = append(kept, p)
+		}
+	}
+	out := strings.Join(kept, ".")
+	if len(out) > 63 { // it is a label's value too
+		out = strings.Trim(out[:63], "-.")
+	}
+	return out
+}
+
+func suffixed(name, suffix string) string {
+	if n := 63 - len(suffix) - 1; len(name) > n {
+		name = strings.TrimRight(name[:n], "-.")
+	}
+	return name + "-" + suffix
+}
+
+// renew issues a new certificate to a connected node, also to one whose old
+// certificate is outside its dates, as long as the cluster knows the node.
+func (s *Server) renew(sess *session, r *wire.RenewRequest) *wire.RenewReply {
+	refuse := func(format string, a ...any) *wire.RenewReply {
+		return &wire.RenewReply{Refused: fmt.Sprintf(format, a...)}
+	}
+	if err := s.clockOK(); err != nil {
+		return refuse("this server cannot issue certificates now: %v", err)
+	}
+	uid, err := NodeUID(r.CSR)
+	if err != nil {
+		return refuse("%v", err)
+	}
+	if uid != sess.uid {
+		return refuse("the request is for another key")
+	}
+	n, err := s.getNode(sess.node)
+	switch {
+	case apierrors.IsNotFound(err) && sess.limited:
+		return refuse("the cluster does not know node %s any more, and its certificate has expired; join again", sess.node)
+	case err != nil && !apierrors.IsNotFound(err):
+		return refuse("%v", err)
+	case err == nil && n.Spec.ProviderID != s.providerID(uid):
+		return refuse("the name %q belongs to another node now; join again", sess.node)
+	}
+	cert, err := s.cfg.CA.IssueNode(r.CSR, sess.node, sess.uid)
+	if err != nil {
+		return refuse("%v", err)
+	}
+	s.log.Info("node certificate renewed", "node", sess.node, "until", cert.NotAfter)
+	return &wire.RenewReply{Cert: cert.Raw}
+}
+
+// revokedName is the Secret in kube-system whose keys are banned node uids.
+const revokedName = "dunlin-revoked-nodes"
+
+// Revoked says whether a node was banned; it is the hook of pki.Verifier.
+func (s *Server) Revoked(uid, _ string) bool {
+	if uid == "" {
+		return false
+	}
+	obj, err := s.cfg.Store.Get(secretGK, tokenNamespace, revokedName)
+	if err != nil {
+		return false // no list yet
+	}
+	sec, ok := obj.(*corev1.Secret)
+	if !ok {
+		return false
+	}
+	_, banned := sec.Data[uid]
+	return banned
+}
+
+// Revoke bans a node's identity and cuts its connection. The Node object
+// stays.
+func (s *Server) Revoke(ctx context.Context, node string) error {
+	n, err := s.getNode(node)
+	if err != nil {
+		return err
+	}
+	uid, ok := strings.CutPrefix(n.Spec.ProviderID, s.providerID(""))
+	if !ok || uid == "" {
+		return fmt.Errorf("node %q has no identity to revoke", node)
+	}
+	stamp := []byte(s.cfg.Clock.Now().UTC().Format(time.RFC3339))
+	for range 3 {
+		_, err = s.cfg.Store.Update(ctx, secretGK, tokenNamespace, revokedName, registry.Main, func(o runtime.Object) (runtime.Object, error) {
+			sec, ok := o.(*corev1.Secret)
+			if !ok {
+				return nil, errors.New("not a Secret")
+			}
+			if sec.Data == nil {
+				sec.Data = map[string][]byte{}
+			}
+			if sec.Data[uid] == nil {
+				sec.Data[uid] = stamp
+			}
+			return sec, nil
+		}, registry.WriteOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = s.cfg.Store.Create(ctx, &corev1.Secret{
+				ObjectMeta: metav1.ObjectMeta{Namespace: tokenNamespace, Name: revokedName},
+				Type:       corev1.SecretTypeOpaque, Data: map[string][]byte{uid: stamp},
+			}, registry.WriteOptions{})
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("nodeapi: revoke %s: %w", node, err)
+	}
+	s.Disconnect(node, pki.ErrRevoked)
+	return nil
+}
+
+// dropTokens removes join tokens that expired a day ago: until then a node
+// that comes late is told why.
+func (s *Server) dropTokens(ctx context.Context) {
+	var old []string
+	s.cfg.Store.Reader(secretGK).Snapshot().Range(secretGK.String(), tokenNamespace, state.Key{}, func(r *state.Record) bool {
+		if r.Header.Labels[tokenLabel] == "true" {
+			old = append(old, r.Header.Key.Name)
+		}
+		return true
+	})
+	for _, name := range old {
+		obj, err := s.cfg.Store.Get(secretGK, tokenNamespace, name)
+		if err != nil {
+			continue
+		}
+		sec, ok := obj.(*corev1.Secret)
+		if !ok || sec.Type != SecretTypeJoin {
+			continue
+		}
+		exp, err := time.Parse(time.RFC3339, string(sec.Data[tokenKeyExpires]))
+		if err == nil && s.cfg.Clock.Now().Before(exp.Add(24*time.Hour)) {
+			continue
+		}
+		if _, _, err := s.cfg.Store.Delete(ctx, secretGK, tokenNamespace, name, registry.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.warn("join-token", name, "expired join token not removed", err)
+		}
+	}
+}

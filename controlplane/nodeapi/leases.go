@@ -1,0 +1,188 @@
+package nodeapi
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/dunlin-project/dunlin/controlplane/controllers/nodelifecycle"
+)
+
+// Timing of leases (design: Leases).
+const (
+	LeaseInterval = 2 * time.Second
+	LeaseTTL      = 6500 * time.Millisecond
+	SweepInterval = 250 * time.Millisecond
+)
+
+// Leases are the node leases of one leadership, in memory only. Time is
+// monotonic. Safe for concurrent use.
+type Leases struct {
+	mu      sync.Mutex
+	term    uint64
+	leading bool
+	m       map[string]*lease
+	swept   time.Time // when it was last looked at which leases ran out
+	changed chan struct{}
+}
+
+type lease struct {
+	deadline time.Time
+	renewed  time.Time // zero: not in this term
+	expired  bool
+	stale    bool // renews again, has not reported since
+	boot     string
+	counter  uint64
+}
+
+var _ nodelifecycle.Leases = (*Leases)(nil)
+
+func newLeases() *Leases {
+	return &Leases{m: map[string]*lease{}, changed: make(chan struct{}, 1)}
+}
+
+// Changed fires (coalesced) when a lease ran out or came back.
+func (l *Leases) Changed() <-chan struct{} { return l.changed }
+
+func (l *Leases) hint() {
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// lead begins or ends a leadership. A new term gives every known node a full
+// fresh TTL: the silence before it was the old leader's, not theirs.
+func (l *Leases) lead(term uint64, leading bool, nodes []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.term == term && l.leading == leading {
+		return
+	}
+	now := time.Now()
+	l.term, l.leading, l.swept = term, leading, now
+	l.m = make(map[string]*lease, len(nodes))
+	if leading {
+		for _, n := range nodes {
+			l.m[n] = &lease{deadline: now.Add(LeaseTTL)}
+		}
+	}
+}
+
+// ensure gives a node that appeared its first TTL.
+func (l *Leases) ensure(node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.leading && l.m[node] == nil {
+		l.m[node] = &lease{deadline: time.Now().Add(LeaseTTL)}
+	}
+}
+
+func (l *Leases) forget(node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.m, node)
+}
+
+// renew takes a renewal that was received now. ok is false when this server
+// does not lead, or when the counter is not newer than one seen in the same
+// boot (a replayed packet).
+func (l *Leases) renew(node, boot string, counter uint64) (term uint64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.leading {
+		return l.term, false
+	}
+	now := time.Now()
+	l.sweep(now)
+	e := l.m[node]
+	if e == nil {
+		e = &lease{}
+		l.m[node] = e
+	}
+	if e.boot == boot && counter <= e.counter {
+		return l.term, false
+	}
+	e.boot, e.counter = boot, counter
+	e.renewed, e.deadline = now, now.Add(LeaseTTL)
+	if e.expired {
+		e.expired, e.stale = false, true
+		l.hint()
+	}
+	return l.term, true
+}
+
+// reported notes that the node told the state of its pods.
+func (l *Leases) reported(node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.m[node]; e != nil && e.stale && !e.expired {
+		e.stale = false
+		l.hint()
+	}
+}
+
+// lastRenewal is when the node renewed last; zero if not in this term.
+func (l *Leases) lastRenewal(node string) (at time.Time, expired bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.m[node]; e != nil {
+		return e.renewed, e.expired
+	}
+	return time.Time{}, false
+}
+
+// sweep marks what ran out. If it comes late by d, then this process was
+// stopped or starved for d and may have renewals waiting that it did not
+// read: every deadline moves by d.
+func (l *Leases) sweep(now time.Time) {
+	if late := now.Sub(l.swept) - SweepInterval; late > 0 {
+		for _, e := range l.m {
+			e.deadline = e.deadline.Add(late)
+		}
+	}
+	l.swept = now
+	for _, e := range l.m {
+		if !e.expired && now.After(e.deadline) {
+			e.expired = true
+			l.hint()
+		}
+	}
+}
+
+func (l *Leases) sweepNow() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sweep(time.Now())
+}
+
+// Snapshot implements nodelifecycle.Leases.
+func (l *Leases) Snapshot() map[string]nodelifecycle.LeaseInfo {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.sweep(now)
+	out := make(map[string]nodelifecycle.LeaseInfo, len(l.m))
+	for n, e := range l.m {
+		out[n] = nodelifecycle.LeaseInfo{
+			Age:     max(now.Sub(e.deadline.Add(-LeaseTTL)), 0),
+			Expired: e.expired,
+			Stale:   e.stale,
+		}
+	}
+	return out
+}
+
+// renewedSince copies the nodes that renewed after t, for the Lease objects.
+func (l *Leases) renewedSince(seen map[string]time.Time) map[string]time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[string]time.Time{}
+	for n, e := range l.m {
+		if !e.renewed.IsZero() && e.renewed.After(seen[n]) {
+			out[n] = e.renewed
+		}
+	}
+	maps.DeleteFunc(seen, func(n string, _ time.Time) bool { return l.m[n] == nil })
+	return out
+}
