@@ -1,0 +1,106 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dunlin-project/dunlin/controlplane/events"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/scheduler/plan"
+)
+
+// refreshFigures is how old the figures in a message may get while its
+// reasons stay the same.
+const refreshFigures = time.Minute
+
+// writers bounds the status writes in flight.
+const writers = 64
+
+// explain parks the pods that fit nowhere and says why: in the condition
+// PodScheduled, written only when it says something new, and in an event.
+func (s *Scheduler) explain(ctx context.Context, pods []*waitingPod) {
+	now := time.Now()
+	var g errgroup.Group
+	g.SetLimit(writers)
+	for _, p := range pods {
+		s.queue.park(p, now)
+		h := &p.rec.Header
+		message := p.why.Message
+		s.cfg.Events.Event(podRef(h), events.Warning, "FailedScheduling", message)
+		if !p.written.IsZero() && now.Sub(p.written) < refreshFigures && s.saysSame(p, message) {
+			continue
+		}
+		p.written = now
+		g.Go(func() error {
+			if err := s.writeUnschedulable(ctx, p, message); err != nil && ctx.Err() == nil {
+				s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails: the next try writes again
+}
+
+// saysSame says whether the pod's condition gives these reasons already,
+// apart from the figures.
+func (s *Scheduler) saysSame(p *waitingPod, message string) bool {
+	obj, err := s.cfg.Store.Get(podGK, p.rec.Header.Key.Namespace, p.rec.Header.Key.Name)
+	if err != nil {
+		return false
+	}
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return false
+	}
+	for i := range pod.Status.Conditions {
+		c := &pod.Status.Conditions[i]
+		if c.Type == corev1.PodScheduled {
+			return c.Reason == corev1.PodReasonUnschedulable && plan.WithoutFigures(c.Message) == plan.WithoutFigures(message)
+		}
+	}
+	return false
+}
+
+var errNotOurs = errors.New("the pod has a node or is another one")
+
+func (s *Scheduler) writeUnschedulable(ctx context.Context, p *waitingPod, message string) error {
+	h := &p.rec.Header
+	at := metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
+	_, err := s.cfg.Store.Update(ctx, podGK, h.Key.Namespace, h.Key.Name, registry.Status, func(cur runtime.Object) (runtime.Object, error) {
+		pod, ok := cur.(*corev1.Pod)
+		if !ok || string(pod.UID) != h.UID || pod.Spec.NodeName != "" {
+			return nil, errNotOurs
+		}
+		want := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason: corev1.PodReasonUnschedulable, Message: message, LastTransitionTime: at}
+		for i := range pod.Status.Conditions {
+			c := &pod.Status.Conditions[i]
+			if c.Type != corev1.PodScheduled {
+				continue
+			}
+			if c.Status == want.Status {
+				want.LastTransitionTime = c.LastTransitionTime
+			}
+			want.ObservedGeneration, want.LastProbeTime = c.ObservedGeneration, c.LastProbeTime
+			*c = want
+			return pod, nil
+		}
+		pod.Status.Conditions = append(pod.Status.Conditions, want)
+		return pod, nil
+	}, registry.WriteOptions{Term: s.cfg.Term})
+	if apierrors.IsNotFound(err) || errors.Is(err, errNotOurs) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write PodScheduled: %w", err)
+	}
+	return nil
+}

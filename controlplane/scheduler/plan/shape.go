@@ -1,0 +1,241 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Shape is everything of a pod that is judged against a node's static facts.
+// Pods of one template share one Shape, which remembers its verdicts.
+type Shape struct {
+	Selector    map[string]string
+	Required    *corev1.NodeSelector
+	Preferred   []corev1.PreferredSchedulingTerm
+	Tolerations []corev1.Toleration
+	// RuntimeClass and its Handler: the node must carry the label
+	// dunlin.dev/runtime.<handler>=true. Empty handler: no demand.
+	RuntimeClass, Handler string
+
+	latest   uint32
+	versions []uint32
+	verdicts []verdict
+	prefer   []float32 // nil if nothing is preferred anywhere
+}
+
+// RuntimeLabel is the label by which a node says that it runs a RuntimeClass
+// handler.
+func RuntimeLabel(handler string) string { return "dunlin.dev/runtime." + handler }
+
+// verdict of the static filters, in their order.
+type verdict uint8
+
+const (
+	fits verdict = iota
+	noNode
+	cordoned
+	tainted
+	noMatch
+	noRuntime
+)
+
+// preferWeight is by how much the most preferred node outweighs a full one:
+// preferences come before packing.
+const preferWeight = 4
+
+// judge brings the shape's verdicts up to date with the nodes, looking only
+// at those that changed.
+func (s *Shape) judge(n *Nodes) {
+	if s.versions != nil && s.latest == n.latest && len(s.versions) == len(n.info) {
+		return
+	}
+	for len(s.versions) < len(n.info) {
+		s.versions = append(s.versions, 0)
+		s.verdicts = append(s.verdicts, noNode)
+		if s.prefer != nil {
+			s.prefer = append(s.prefer, 0)
+		}
+	}
+	for i := range n.info {
+		if s.versions[i] == n.version[i] {
+			continue
+		}
+		s.versions[i] = n.version[i]
+		s.verdicts[i] = noNode
+		preference := float32(0)
+		if n.live[i] {
+			s.verdicts[i] = s.check(&n.info[i])
+			preference = s.preference(&n.info[i])
+		}
+		if preference != 0 && s.prefer == nil {
+			s.prefer = make([]float32, len(s.versions))
+		}
+		if s.prefer != nil {
+			s.prefer[i] = preference
+		}
+	}
+	s.latest = n.latest
+}
+
+func (s *Shape) check(n *Node) verdict {
+	switch {
+	case n.Unschedulable && !s.tolerates(&corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}):
+		return cordoned
+	case s.untolerated(n) != nil:
+		return tainted
+	case !s.matches(n):
+		return noMatch
+	case s.Handler != "" && n.Labels[RuntimeLabel(s.Handler)] != "true":
+		return noRuntime
+	}
+	return fits
+}
+
+func (s *Shape) matches(n *Node) bool {
+	for k, v := range s.Selector {
+		if w, ok := n.Labels[k]; !ok || v != w {
+			return false
+		}
+	}
+	if s.Required == nil {
+		return true
+	}
+	return slices.ContainsFunc(s.Required.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return matchTerm(&t, n) })
+}
+
+var notReady = corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}
+
+// untolerated returns the first taint that keeps the pod away.
+func (s *Shape) untolerated(n *Node) *corev1.Taint {
+	for i := range n.Taints {
+		t := &n.Taints[i]
+		if t.Effect != corev1.TaintEffectPreferNoSchedule && !s.tolerates(t) {
+			return t
+		}
+	}
+	if n.NotReady && !s.tolerates(&notReady) {
+		return &notReady
+	}
+	return nil
+}
+
+func (s *Shape) tolerates(t *corev1.Taint) bool {
+	for i := range s.Tolerations {
+		if Tolerates(&s.Tolerations[i], t) {
+			return true
+		}
+	}
+	return false
+}
+
+// Tolerates says whether a toleration covers a taint (core/v1 semantics).
+func Tolerates(o *corev1.Toleration, t *corev1.Taint) bool {
+	if o.Effect != "" && o.Effect != t.Effect {
+		return false
+	}
+	if o.Key != "" && o.Key != t.Key {
+		return false
+	}
+	switch o.Operator {
+	case corev1.TolerationOpExists:
+		return true
+	case "", corev1.TolerationOpEqual:
+		return o.Key != "" && o.Value == t.Value
+	case "Gt", "Lt":
+		want, err1 := strconv.ParseInt(o.Value, 10, 64)
+		has, err2 := strconv.ParseInt(t.Value, 10, 64)
+		if err1 != nil || err2 != nil {
+			return false
+		}
+		return (o.Operator == "Gt" && has > want) || (o.Operator == "Lt" && has < want)
+	}
+	return false
+}
+
+// preference is the node's share of all preferred weights, less a penalty
+// for PreferNoSchedule taints.
+func (s *Shape) preference(n *Node) float32 {
+	var got, all int32
+	for i := range s.Preferred {
+		p := &s.Preferred[i]
+		all += p.Weight
+		if matchTerm(&p.Preference, n) {
+			got += p.Weight
+		}
+	}
+	var out float32
+	if all > 0 {
+		out = preferWeight * float32(got) / float32(all)
+	}
+	for i := range n.Taints {
+		if t := &n.Taints[i]; t.Effect == corev1.TaintEffectPreferNoSchedule && !s.tolerates(t) {
+			return out - preferWeight
+		}
+	}
+	return out
+}
+
+// matchTerm: all requirements must hold; a term without any matches nothing.
+func matchTerm(t *corev1.NodeSelectorTerm, n *Node) bool {
+	if len(t.MatchExpressions)+len(t.MatchFields) == 0 {
+		return false
+	}
+	for i := range t.MatchExpressions {
+		r := &t.MatchExpressions[i]
+		v, ok := n.Labels[r.Key]
+		if !matchRequirement(r, v, ok) {
+			return false
+		}
+	}
+	for i := range t.MatchFields {
+		r := &t.MatchFields[i]
+		if r.Key != "metadata.name" || !matchRequirement(r, n.Name, true) {
+			return false
+		}
+	}
+	return true
+}
+
+func matchRequirement(r *corev1.NodeSelectorRequirement, v string, has bool) bool {
+	switch r.Operator {
+	case corev1.NodeSelectorOpIn:
+		return has && slices.Contains(r.Values, v)
+	case corev1.NodeSelectorOpNotIn:
+		return !has || !slices.Contains(r.Values, v)
+	case corev1.NodeSelectorOpExists:
+		return has
+	case corev1.NodeSelectorOpDoesNotExist:
+		return !has
+	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+		if !has || len(r.Values) != 1 {
+			return false
+		}
+		x, err1 := strconv.ParseInt(v, 10, 64)
+		y, err2 := strconv.ParseInt(r.Values[0], 10, 64)
+		if err1 != nil || err2 != nil {
+			return false
+		}
+		return (r.Operator == corev1.NodeSelectorOpGt && x > y) || (r.Operator == corev1.NodeSelectorOpLt && x < y)
+	}
+	return false
+}
+
+// text explains a verdict, as upstream's scheduler does.
+func (s *Shape) text(v verdict, n *Node) string {
+	switch v {
+	case cordoned:
+		return "node(s) were unschedulable"
+	case tainted:
+		if t := s.untolerated(n); t != nil {
+			return fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value)
+		}
+		return "node(s) had untolerated taints"
+	case noMatch:
+		return "node(s) didn't match Pod's node affinity/selector"
+	case noRuntime:
+		return fmt.Sprintf("node(s) cannot run RuntimeClass %s (handler %s)", s.RuntimeClass, s.Handler)
+	}
+	return ""
+}
