@@ -1,0 +1,269 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/dunlin-project/dunlin/node/network"
+	"github.com/dunlin-project/dunlin/node/probe"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+const wasmHandler = "wazero"
+
+// act does one action in a goroutine of its own and sends its outcome back.
+// It works on a copy of the state, which nobody changes.
+func (w *worker) act(ctx context.Context, a action) {
+	s, paths := w.state.clone(), w.paths
+	if a.kind == actPrepare {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		w.cancels[a.ctr] = cancel
+	}
+	if a.kind == actStop {
+		n := s.ctrs[a.ctr].note(false, "Killing", "Stopping container "+a.id.Container)
+		if s.ctrs[a.ctr].kill == nil {
+			w.event(n)
+		}
+	}
+	w.ops.Go(func() {
+		r := result{kind: a.kind, ctr: a.ctr, id: a.id, probe: a.probe}
+		w.do(ctx, a, &s, paths, &r)
+		w.send(r)
+	})
+}
+
+func (w *worker) send(r result) {
+	select {
+	case w.results <- r:
+	case <-w.done:
+	}
+}
+
+func (w *worker) do(ctx context.Context, a action, s *podState, paths map[string]string, r *result) {
+	if w.rt == nil && a.kind != actFinish && a.kind != actUnmount && a.kind != actTeardown {
+		r.err = errors.New("no runtime for the pod on this node")
+		return
+	}
+	switch a.kind {
+	case actMount:
+		r.paths, r.err = w.a.c.Volumes.Prepare(ctx, s.pod, w.a, w.a.fieldFactsFor(s, w.rt))
+	case actNetwork:
+		var al network.Allocation
+		al, r.err = w.a.c.Network.Setup(ctx, s.rec.UID, s.pod.Spec.HostNetwork, s.rec.Allocation)
+		r.alloc = &al
+	case actPrepare:
+		r.image, r.err = w.prepare(ctx, &s.ctrs[a.ctr])
+	case actStart:
+		w.start(ctx, a, s, paths, r)
+	case actStop:
+		r.err = w.stop(ctx, a, s)
+	case actKill:
+		r.err = w.rt.Kill(ctx, a.id)
+	case actRemove:
+		r.err = w.rt.Remove(ctx, a.id)
+		w.trimLogs(s, a.id)
+	case actProbe:
+		c := &s.ctrs[a.ctr]
+		r.ok, r.text = probe.Run(ctx, c.probeSpec(a.probe), w.dialer(s), portsOf(c.spec))
+	case actUnmount:
+		r.err = w.a.c.Volumes.Teardown(ctx, s.rec.UID)
+	case actTeardown:
+		r.err = w.a.c.Network.Teardown(ctx, s.rec.UID)
+	case actFinish:
+		r.err = os.RemoveAll(w.a.podLogs(s.rec.Namespace, s.rec.Name, s.rec.UID))
+	}
+}
+
+func (w *worker) prepare(ctx context.Context, c *ctrState) (workload.ImageState, error) {
+	if err := w.a.acquire(ctx); err != nil {
+		return workload.ImageState{}, err
+	}
+	defer w.a.release()
+	return w.rt.Prepare(ctx, c.spec.Image, string(pullPolicy(c.spec)), func(m string) {
+		w.log.Info("preparing image", "image", c.spec.Image, "progress", m)
+	})
+}
+
+// pullPolicy defaults as upstream, for static pods that were not defaulted.
+func pullPolicy(c *corev1.Container) corev1.PullPolicy {
+	switch {
+	case c.ImagePullPolicy != "":
+		return c.ImagePullPolicy
+	case strings.HasSuffix(c.Image, ":latest"):
+		return corev1.PullAlways
+	}
+	return corev1.PullIfNotPresent
+}
+
+// start opens the listeners, makes their ports durable, and starts.
+func (w *worker) start(ctx context.Context, a action, s *podState, paths map[string]string, r *result) {
+	if err := w.a.acquire(ctx); err != nil {
+		r.err = err
+		return
+	}
+	defer w.a.release()
+	c := &s.ctrs[a.ctr]
+	spec, err := w.a.containerSpec(s, c, a.id, paths)
+	if err != nil {
+		r.err = err
+		return
+	}
+	if err := os.MkdirAll(filepath.Dir(spec.LogPath), 0o750); err != nil {
+		r.err = fmt.Errorf("log folder: %w", err)
+		return
+	}
+	if w.rt.Name() == wasmHandler && s.rec.Allocation != nil {
+		al := copyAllocation(s.rec.Allocation)
+		spec.Listeners, err = w.listen(ctx, c.spec, al)
+		if err == nil && len(al.Ports) != len(s.rec.Allocation.Ports) {
+			err = w.noteAllocation(a, al)
+		}
+		if err != nil {
+			closeListeners(spec.Listeners)
+			r.err = err
+			return
+		}
+	}
+	r.state, r.err = w.rt.Start(ctx, spec)
+}
+
+func copyAllocation(a *network.Allocation) *network.Allocation {
+	c := *a
+	c.Ports = make(map[int32]int32, len(a.Ports))
+	for k, v := range a.Ports {
+		c.Ports[k] = v
+	}
+	return &c
+}
+
+func (w *worker) listen(ctx context.Context, c *corev1.Container, al *network.Allocation) ([]workload.Listener, error) {
+	var out []workload.Listener
+	for _, p := range c.Ports {
+		files, err := w.a.c.Network.Listen(ctx, al, p.ContainerPort, p.HostPort, string(p.Protocol))
+		if err != nil {
+			se := &workload.StartError{Reason: "CreateContainerError", Message: err.Error(), Err: err}
+			if errors.Is(err, network.ErrUDP) {
+				se.Reason, se.Fatal = "CreateContainerConfigError", true
+			}
+			return out, se
+		}
+		for _, f := range files {
+			out = append(out, workload.Listener{Name: p.Name, Port: p.ContainerPort, File: f})
+		}
+	}
+	return out, nil
+}
+
+func closeListeners(ls []workload.Listener) {
+	for _, l := range ls {
+		_ = l.File.Close()
+	}
+}
+
+// noteAllocation has the worker make chosen ports durable before a guest
+// listens on them.
+func (w *worker) noteAllocation(a action, al *network.Allocation) error {
+	noted := make(chan error, 1)
+	select {
+	case w.results <- result{kind: actStart, ctr: a.ctr, id: a.id, alloc: al, noted: noted}:
+		return <-noted
+	case <-w.done:
+		return context.Canceled
+	}
+}
+
+// stop runs the preStop hook within grace, then stops with what is left.
+func (w *worker) stop(ctx context.Context, a action, s *podState) error {
+	c := &s.ctrs[a.ctr]
+	began := time.Now()
+	if a.preStop && a.grace > 0 && c.spec.Lifecycle != nil && c.spec.Lifecycle.PreStop != nil {
+		hctx, cancel := context.WithTimeout(ctx, a.grace)
+		err := w.hook(hctx, c.spec.Lifecycle.PreStop, a.id, s, c)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			w.a.reports.event(w.a.podEvent(s.pod, c.note(true, "FailedPreStopHook", "preStop: "+err.Error())))
+		}
+	}
+	left := a.grace - time.Since(began)
+	if a.grace > 0 {
+		left = max(left, 2*time.Second) // upstream's floor after a hook
+		left = min(left, a.grace)
+	}
+	return w.rt.Stop(ctx, a.id, max(left, 0))
+}
+
+func (w *worker) hook(ctx context.Context, h *corev1.LifecycleHandler, id workload.ID, s *podState, c *ctrState) error {
+	switch {
+	case h.Sleep != nil:
+		t := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		return nil
+	case h.HTTPGet != nil:
+		return probe.HTTPGet(ctx, h.HTTPGet, w.dialer(s), portsOf(c.spec))
+	case h.Exec != nil:
+		x, ok := w.rt.(workload.Execer)
+		if !ok {
+			return errors.New("exec hooks are not supported by this runtime")
+		}
+		code, err := x.Exec(ctx, id, h.Exec.Command, nil, nil, nil)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("command ended with exit code %d", code)
+		}
+		return err
+	}
+	return nil // tcpSocket hooks do nothing, as upstream
+}
+
+func (w *worker) dialer(s *podState) probe.DialFunc {
+	return func(ctx context.Context, nw string, port int32) (net.Conn, error) {
+		if s.rec.Allocation == nil {
+			return nil, errors.New("the pod has no address yet")
+		}
+		return w.a.c.Network.Dial(ctx, *s.rec.Allocation, nw, port)
+	}
+}
+
+func portsOf(c *corev1.Container) probe.PortFunc {
+	return func(p intstr.IntOrString) (int32, error) {
+		if p.Type == intstr.Int {
+			return p.IntVal, nil
+		}
+		for _, cp := range c.Ports {
+			if cp.Name == p.StrVal {
+				return cp.ContainerPort, nil
+			}
+		}
+		n, err := strconv.ParseInt(p.StrVal, 10, 32)
+		if err != nil {
+			return 0, fmt.Errorf("container %s has no port named %q", c.Name, p.StrVal)
+		}
+		return int32(n), nil
+	}
+}
+
+// trimLogs keeps the logs of the ended attempt and of the one before.
+func (w *worker) trimLogs(s *podState, id workload.ID) {
+	if id.Attempt < 2 {
+		return
+	}
+	old := w.a.logPath(s.rec.Namespace, s.rec.Name, s.rec.UID, id.Container, id.Attempt-2)
+	names, _ := filepath.Glob(old + "*")
+	for _, n := range names {
+		_ = os.Remove(n)
+	}
+}

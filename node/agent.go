@@ -1,0 +1,310 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+
+	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// BootID makes the id under which the agent's reports count: it differs
+// after every start of the agent.
+func BootID(machineBoot string, s store.Store) string {
+	return machineBoot + "-" + strconv.FormatUint(s.Boots(), 10)
+}
+
+// Agent is the node. New and Run once; what runs on the machine goes on
+// when Run returns.
+//
+// Goroutines: the main loop owns the set of workers; each pod has one
+// worker, which alone touches that pod; the pull loop writes the assignment;
+// the report loop sends. The database is written by the pull loop
+// (assignment) and by each worker (its pod).
+type Agent struct {
+	c       Config
+	log     *slog.Logger
+	reports *reports
+	slots   chan struct{}  // containers being prepared or started
+	group   sync.WaitGroup // everything Run started
+
+	mu      sync.RWMutex // guards what follows
+	asg     store.Assignment
+	index   map[wire.Ref]string // of asg.Objects: uid
+	statics []*corev1.Pod
+	machine MachineFacts
+	alloc   corev1.ResourceList
+	known   map[string]podInfo // by uid: what status and logs need to be asked
+
+	asgSerial uint64 // rises with every assignment
+
+	changed  chan struct{} // 1: look at assignment and static pods again
+	finished chan string   // uids of workers that ended
+	unknown  chan []string // uids that the cluster does not know
+
+	// Owned by the main loop.
+	workers  map[string]*worker
+	gones    map[string]store.Gone // tombstones
+	goneMu   sync.Mutex
+	strays   map[string]uint64 // unknown uids: generation in which they were said to be
+	found    map[string][]found
+	leftover []*store.Pod // records of pods that are not wanted any more
+	swept    bool
+
+	nodeSent   []byte // owned by whoever runs updateMachine: Run, then machineLoop
+	nodeConds  []corev1.NodeCondition
+	staticErrs []string      // owned by whoever runs scanStatic
+	quit       chan struct{} // closed when Run is asked to end
+}
+
+// podInfo is what others may ask about a pod.
+type podInfo struct {
+	worker   *worker
+	assigned *corev1.Pod // as handed to the worker last
+	version  uint64      // resourceVersion of assigned
+	pod      *corev1.Pod // as the worker published it
+	status   *corev1.PodStatus
+}
+
+// New checks the configuration and reads the database.
+func New(c Config) (*Agent, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(),
+		slots: make(chan struct{}, c.Starts), quit: make(chan struct{}),
+		known: map[string]podInfo{}, changed: make(chan struct{}, 1),
+		finished: make(chan string), unknown: make(chan []string),
+		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
+	}
+	asg, err := c.Store.Assignment()
+	if err != nil {
+		return nil, fmt.Errorf("read assignment: %w", err)
+	}
+	a.setAssignment(asg)
+	gones, err := c.Store.Gones()
+	if err != nil {
+		return nil, fmt.Errorf("read tombstones: %w", err)
+	}
+	for _, g := range gones {
+		a.gones[g.UID] = g
+		if !g.Acked {
+			a.reports.pod(report{namespace: g.Namespace, name: g.Name, uid: g.UID, status: g.Status, terminal: true, gone: true})
+		}
+	}
+	return a, nil
+}
+
+// Servers are the control plane's addresses as last told.
+func (a *Agent) Servers() []string {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.asg.Servers
+}
+
+// Gossip is what the node's site needs: keys, name, addresses.
+func (a *Agent) Gossip() (keyring [][]byte, site string, seeds []string) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.asg.Keyring, a.asg.Site, a.asg.Seeds
+}
+
+// Generation is that of the assignment held, for the lease.
+func (a *Agent) Generation() uint64 {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.asg.Generation
+}
+
+// Epoch is the highest recovery epoch that the node has seen.
+func (a *Agent) Epoch() uint64 {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.asg.Epoch
+}
+
+// Run works until ctx ends. Workloads go on after it.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		close(a.quit)
+		a.group.Wait()
+	}()
+	a.updateMachine()
+	a.scanStatic()
+	if err := a.boot(ctx); err != nil {
+		return err
+	}
+	pull, push := make(chan struct{}, 1), make(chan struct{}, 1)
+	a.group.Go(func() { a.hintLoop(ctx, pull, push) })
+	a.group.Go(func() { a.pullLoop(ctx, pull) })
+	a.group.Go(func() { a.reportLoop(ctx, push) })
+	a.group.Go(func() { a.machineLoop(ctx) })
+	if a.c.Static != nil {
+		a.group.Go(func() { a.staticLoop(ctx) })
+	}
+	for _, rt := range a.c.Runtimes {
+		a.group.Go(func() { a.exitLoop(ctx, rt) })
+	}
+	a.mainLoop(ctx)
+	return nil
+}
+
+// mainLoop keeps one worker for each pod that there shall be, or that is
+// still on its way out.
+func (a *Agent) mainLoop(ctx context.Context) {
+	a.reconcile(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.changed:
+		case uid := <-a.finished:
+			delete(a.workers, uid)
+		case uids := <-a.unknown:
+			a.noteUnknown(uids)
+		}
+		a.reconcile(ctx)
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// hintLoop passes the link's hints to both loops that act on them.
+func (a *Agent) hintLoop(ctx context.Context, to ...chan struct{}) {
+	if a.c.Link == nil {
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, ok := <-a.c.Link.Hints():
+			if !ok {
+				return
+			}
+			for _, c := range to {
+				signal(c)
+			}
+		}
+	}
+}
+
+// exitLoop passes a runtime's hints to the workers.
+func (a *Agent) exitLoop(ctx context.Context, rt workload.Runtime) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case id, ok := <-rt.Exits():
+			if !ok {
+				return
+			}
+			a.mu.RLock()
+			w := a.known[id.PodUID]
+			a.mu.RUnlock()
+			if w.worker != nil {
+				w.worker.box.tell(func(m *mailbox) { m.look = true })
+			}
+		}
+	}
+}
+
+func (a *Agent) acquire(ctx context.Context) error {
+	select {
+	case a.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (a *Agent) release() { <-a.slots }
+
+// remember keeps a pod's newest object and status for those who ask.
+func (a *Agent) remember(uid string, pod *corev1.Pod, st *corev1.PodStatus) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i := a.known[uid]
+	i.pod, i.status = pod, st
+	a.known[uid] = i
+}
+
+// podGone is the worker's last call: the record becomes a tombstone, and the
+// server is told.
+func (a *Agent) podGone(w *worker) {
+	s := &w.state
+	st := s.status(a.statusFacts(w.rt), a.now())
+	enc, err := direct.Marshal(&st)
+	if err != nil {
+		a.log.Error("pod status cannot be encoded", "uid", w.uid, "err", err)
+	}
+	g := store.Gone{UID: w.uid, Namespace: s.rec.Namespace, Name: s.rec.Name, Status: enc}
+	for {
+		if err = a.c.Store.DeletePod(w.uid, &g); err == nil {
+			break
+		}
+		if w.due(time.Now()) {
+			w.log.Error("the pod's end cannot be saved", "err", err)
+		}
+		t := time.NewTimer(persistRetry)
+		select {
+		case <-t.C:
+		case <-w.closing:
+			t.Stop()
+			return
+		}
+	}
+	a.setGone(g)
+	a.reports.pod(report{namespace: g.Namespace, name: g.Name, uid: g.UID, status: enc, terminal: true, gone: true})
+	w.log.Info("pod removed")
+}
+
+func (a *Agent) setGone(g store.Gone) {
+	a.goneMu.Lock()
+	defer a.goneMu.Unlock()
+	a.gones[g.UID] = g
+}
+
+func (a *Agent) isGone(uid string) bool {
+	a.goneMu.Lock()
+	defer a.goneMu.Unlock()
+	_, ok := a.gones[uid]
+	return ok
+}
+
+// acknowledged takes the server's word on what was reported.
+func (a *Agent) acknowledged(gone, unknown []string) {
+	a.goneMu.Lock()
+	for _, uid := range gone {
+		if g, ok := a.gones[uid]; ok && !g.Acked {
+			g.Acked = true
+			a.gones[uid] = g
+		}
+	}
+	a.goneMu.Unlock()
+	if len(gone) > 0 {
+		signal(a.changed) // the tombstone may go
+	}
+	if len(unknown) > 0 {
+		select {
+		case a.unknown <- unknown:
+		case <-a.quit:
+		}
+	}
+}

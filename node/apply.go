@@ -1,0 +1,205 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dunlin-project/dunlin/node/network"
+	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// result is the outcome of one action.
+type result struct {
+	kind  actionKind
+	ctr   int
+	id    workload.ID
+	err   error
+	probe probeKind
+	ok    bool   // probe
+	text  string // probe message
+	state workload.State
+	image workload.ImageState
+	alloc *network.Allocation
+	paths map[string]string // of volumes
+	// noted, when not nil, is closed once alloc is durable.
+	noted chan<- error
+}
+
+// note is an event worth telling about the pod.
+type note struct {
+	warning   bool
+	reason    string
+	container string
+	init      bool
+	message   string
+}
+
+// apply takes an action's outcome. Like step it depends on nothing else.
+func (s podState) apply(r result, now moment) (podState, []note) {
+	s = s.clone()
+	switch r.kind {
+	case actMount:
+		return s, s.volumes.applied(r, "FailedMount", now)
+	case actNetwork:
+		if r.err == nil {
+			s.setAllocation(r.alloc)
+		}
+		return s, s.network.applied(r, "FailedCreatePodSandBox", now)
+	case actUnmount, actTeardown, actFinish:
+		return s.applyRelease(r, now)
+	}
+	if r.ctr >= len(s.ctrs) {
+		return s, nil
+	}
+	c := &s.ctrs[r.ctr]
+	switch r.kind {
+	case actPrepare:
+		return s, s.applyPrepare(c, r, now)
+	case actStart:
+		return s, s.applyStart(c, r, now)
+	case actStop, actKill:
+		if c.inflight--; c.inflight <= 0 {
+			c.op, c.inflight = opNone, 0
+		}
+		c.stopTry = now.mono.Add(time.Second)
+		if c.seen != absent {
+			c.seen = notRead
+		}
+		if r.err != nil {
+			return s, []note{c.note(true, "FailedKillPod", "error killing container: "+r.err.Error())}
+		}
+	case actRemove:
+		c.op = opNone
+		c.remove = r.err != nil
+		if r.err != nil {
+			c.removeTry = now.mono.Add(backoffFirst)
+			return s, []note{c.note(true, "FailedCleanup", "what is left of the container cannot be removed: "+r.err.Error())}
+		}
+	case actProbe:
+		if r.id.Attempt == c.rec.Attempt {
+			return s, s.probed(r.ctr, r.probe, r.ok, r.text, now)
+		}
+	}
+	return s, nil
+}
+
+func (c *ctrState) note(warning bool, reason, message string) note {
+	return note{warning: warning, reason: reason, container: c.rec.Name, init: c.init, message: message}
+}
+
+func (s *podState) setAllocation(a *network.Allocation) {
+	s.rec.Allocation = a
+	s.rec.IPs = nil
+	for _, ip := range a.IPs {
+		s.rec.IPs = append(s.rec.IPs, ip.String())
+	}
+	if len(s.rec.IPs) == 0 && a.IP.IsValid() {
+		s.rec.IPs = []string{a.IP.String()}
+	}
+}
+
+func (r *retry) applied(res result, reason string, now moment) []note {
+	if res.err == nil {
+		r.succeeded()
+		return nil
+	}
+	f := failureOf(res.err, reason)
+	if r.done { // a refresh: what is there stays in use
+		r.busy = false
+	} else {
+		r.failed(now, f, false)
+	}
+	return []note{{warning: true, reason: reason, message: f.Message}}
+}
+
+func (s podState) applyRelease(r result, now moment) (podState, []note) {
+	s.release.busy = false
+	if r.err != nil {
+		s.release.failed(now, failureOf(r.err, "FailedCleanup"), false)
+		return s, []note{{warning: true, reason: "FailedCleanup", message: r.err.Error()}}
+	}
+	s.release = retry{}
+	switch r.kind {
+	case actUnmount:
+		s.rec.Volumes, s.volumes = false, retry{}
+	case actTeardown:
+		s.rec.Allocation, s.network = nil, retry{}
+	case actFinish:
+		s.gone = true
+	}
+	return s, nil
+}
+
+func (s *podState) applyPrepare(c *ctrState, r result, now moment) []note {
+	c.op, c.image.busy = opNone, false
+	if r.err == nil {
+		c.image.succeeded()
+		c.digest = r.image.Digest
+		return nil
+	}
+	f := failureOf(r.err, "ErrImagePull")
+	first := c.image.fails == 0
+	c.image.failed(now, f, fatal(r.err))
+	if f.Reason == "ErrImagePull" && !first {
+		f.Reason = "ImagePullBackOff"
+	}
+	return []note{c.note(true, "Failed", fmt.Sprintf("Failed to prepare image %q: %s", c.spec.Image, f.Message))}
+}
+
+func (s *podState) applyStart(c *ctrState, r result, now moment) []note {
+	if r.alloc != nil {
+		s.setAllocation(r.alloc)
+	}
+	if r.noted != nil {
+		return nil // only the ports; the start itself goes on
+	}
+	if r.err != nil {
+		c.op = opNone
+		f := failureOf(r.err, "CreateContainerError")
+		c.start.failed(now, f, fatal(r.err))
+		c.image = retry{} // the image may be what is wrong
+		return []note{c.note(true, "Failed", "Error: "+f.Message)}
+	}
+	c.seen, c.run = present, r.state
+	c.start.succeeded()
+	var notes []note
+	if r.state.Phase == workload.Running {
+		s.nowRunning(c, now)
+		notes = append(notes, c.note(false, "Started", "Container started"))
+	}
+	c.op = opNone
+	return notes
+}
+
+// failureOf gives an error its name for the pod's status.
+func failureOf(err error, reason string) *failure {
+	var se *workload.StartError
+	if errors.As(err, &se) && se.Reason != "" {
+		reason = se.Reason
+	}
+	message := err.Error()
+	if se != nil {
+		message = se.Error()
+	}
+	const maxLen = 1024
+	if len(message) > maxLen {
+		message = strings.ToValidUTF8(message[:maxLen], "") + "..."
+	}
+	return &failure{Reason: reason, Message: message}
+}
+
+func fatal(err error) bool {
+	var se *workload.StartError
+	return errors.As(err, &se) && se.Fatal
+}
+
+// crashed tells about an ended attempt that counts as a crash.
+func crashed(c *ctrState, e *store.Exit) note {
+	if e.Reason == "OOMKilled" {
+		return c.note(true, "OOMKilled", "Container was killed: it used more memory than its limit")
+	}
+	return c.note(true, "BackOff", fmt.Sprintf("Container ended (%s, exit code %d): %s", e.Reason, e.Code, e.Message))
+}

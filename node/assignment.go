@@ -1,0 +1,221 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+const (
+	pullTimeout = time.Minute
+	pullFirst   = time.Second
+	pullMax     = time.Minute
+)
+
+func (a *Agent) setAssignment(asg store.Assignment) {
+	index := make(map[wire.Ref]string, len(asg.Objects))
+	for uid, o := range asg.Objects {
+		index[o.Ref] = uid
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asg, a.index = asg, index
+	a.asgSerial++
+}
+
+func (a *Agent) assignmentKnown() bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.asg.Known
+}
+
+// pullLoop fetches the assignment on hints and, rarely, without any.
+func (a *Agent) pullLoop(ctx context.Context, hints <-chan struct{}) {
+	if a.c.Link == nil {
+		return
+	}
+	wait := newBackoff(pullFirst, pullMax, a.c.Jitter)
+	full := false
+	for {
+		err := a.pull(ctx, full)
+		full = errors.Is(err, errIncomplete)
+		d := a.c.Jitter(a.c.Resync)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			d = wait.next()
+			a.log.Debug("assignment not pulled", "err", err, "again_in", d)
+		} else {
+			wait.reset()
+		}
+		if !sleep(ctx, d, hints) {
+			return
+		}
+	}
+}
+
+var (
+	errIncomplete = errors.New("the assignment refers to objects that this node does not hold")
+	errOldEpoch   = errors.New("the server belongs to a cluster state from before a recovery")
+)
+
+func (a *Agent) pull(ctx context.Context, full bool) error {
+	a.mu.RLock()
+	req := wire.PullRequest{}
+	if !full {
+		req.Generation, req.Have = a.asg.Generation, make(map[string]uint64, len(a.asg.Objects))
+		for uid, o := range a.asg.Objects {
+			req.Have[uid] = o.ResourceVersion
+		}
+	}
+	old := a.asg
+	a.mu.RUnlock()
+	pctx, cancel := context.WithTimeout(ctx, pullTimeout)
+	defer cancel()
+	reply, err := a.c.Link.Pull(pctx, req)
+	if err != nil {
+		return fmt.Errorf("pull: %w", err)
+	}
+	next, err := merge(old, reply)
+	if err != nil {
+		return err
+	}
+	if next == nil {
+		return nil
+	}
+	// Durable first: what is acted on is what an offline boot will find.
+	if err := a.c.Store.SaveAssignment(*next); err != nil {
+		a.log.Error("assignment cannot be saved and is not acted on", "generation", next.Generation, "err", err)
+		return err
+	}
+	a.setAssignment(*next)
+	if err := a.c.Network.SetCIDRs(next.PodCIDRs); err != nil {
+		a.log.Error("pod address ranges cannot be used", "cidrs", next.PodCIDRs, "err", err)
+	}
+	signal(a.changed)
+	return nil
+}
+
+// merge computes the assignment after a reply; nil when nothing changed.
+func merge(old store.Assignment, r *wire.Assignment) (*store.Assignment, error) {
+	if r.Epoch < old.Epoch {
+		return nil, fmt.Errorf("%w: epoch %d, seen %d", errOldEpoch, r.Epoch, old.Epoch)
+	}
+	if r.Unchanged {
+		if r.Epoch == old.Epoch && old.Known {
+			return nil, nil
+		}
+		next := old
+		next.Epoch, next.Known = r.Epoch, true
+		return &next, nil
+	}
+	next := store.Assignment{
+		Epoch: r.Epoch, Generation: r.Generation, Known: true, PodCIDRs: r.PodCIDRs, Servers: r.Servers,
+		Keyring: r.Keyring, Site: r.Site, Seeds: r.Seeds,
+		Objects: make(map[string]wire.Object, len(r.Objects)+len(r.Keep)),
+	}
+	for _, uid := range r.Keep {
+		o, ok := old.Objects[uid]
+		if !ok {
+			return nil, fmt.Errorf("%w: %s", errIncomplete, uid)
+		}
+		next.Objects[uid] = o
+	}
+	for _, o := range r.Objects {
+		next.Objects[o.UID] = o
+	}
+	return &next, nil
+}
+
+// object decodes one object of the assignment into out.
+func (a *Agent) object(kind, namespace, name string, out any) bool {
+	a.mu.RLock()
+	o, ok := a.asg.Objects[a.index[wire.Ref{Kind: kind, Namespace: namespace, Name: name}]]
+	a.mu.RUnlock()
+	if !ok {
+		return false
+	}
+	if err := direct.Unmarshal(o.Data, out); err != nil {
+		a.log.Error("an assigned object cannot be decoded", "kind", kind, "namespace", namespace, "name", name, "err", err)
+		return false
+	}
+	return true
+}
+
+// ConfigMap implements volumes.Source.
+func (a *Agent) ConfigMap(namespace, name string) (*corev1.ConfigMap, bool) {
+	cm := &corev1.ConfigMap{}
+	return cm, a.object("ConfigMap", namespace, name, cm)
+}
+
+// Secret implements volumes.Source.
+func (a *Agent) Secret(namespace, name string) (*corev1.Secret, bool) {
+	s := &corev1.Secret{}
+	return s, a.object("Secret", namespace, name, s)
+}
+
+// Token implements volumes.Source.
+func (a *Agent) Token(pod *corev1.Pod, p *corev1.ServiceAccountTokenProjection) (string, bool) {
+	var seconds int64
+	if p.ExpirationSeconds != nil {
+		seconds = *p.ExpirationSeconds
+	}
+	s, ok := a.Secret(pod.Namespace, wire.TokenSecretName(string(pod.UID), p.Audience, seconds))
+	if !ok || len(s.Data["token"]) == 0 {
+		return "", false
+	}
+	return string(s.Data["token"]), true
+}
+
+// handler resolves a pod's RuntimeClass as admission wrote it, or as
+// admission would for a static pod.
+func (a *Agent) handler(pod *corev1.Pod) string {
+	class := ""
+	if pod.Spec.RuntimeClassName != nil {
+		class = *pod.Spec.RuntimeClassName
+	}
+	if class == "" {
+		class = "oci"
+		if len(pod.Spec.Containers) > 0 && manifests.IsWasmImage(pod.Spec.Containers[0].Image) {
+			class = "wasm"
+		}
+	}
+	rc := &nodev1.RuntimeClass{}
+	if a.object("RuntimeClass.node.k8s.io", "", class, rc) && rc.Handler != "" {
+		return rc.Handler
+	}
+	// The two that exist from the first start are known without a server.
+	switch class {
+	case "wasm":
+		return wasmHandler
+	case "oci":
+		for _, h := range []string{"runc", "crun"} {
+			if a.c.Runtimes[h] != nil {
+				return h
+			}
+		}
+	}
+	return class
+}
+
+// labels of the node: its own, and those of its object in the cluster.
+func (a *Agent) labels() map[string]string {
+	out := map[string]string{}
+	n := &corev1.Node{}
+	if a.object("Node", "", a.c.NodeName, n) {
+		maps.Copy(out, n.Labels)
+	}
+	maps.Copy(out, a.ownLabels())
+	return out
+}

@@ -1,0 +1,138 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/node/network"
+	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/node/volumes"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// Volumes prepares what pods mount; implemented by node/volumes.
+type Volumes interface {
+	Prepare(ctx context.Context, pod *corev1.Pod, src volumes.Source, f volumes.Facts) (map[string]string, error)
+	Teardown(ctx context.Context, podUID string) error
+	List() ([]string, error)
+}
+
+// Static gives the pods of a local folder; implemented by node/static.
+type Static interface {
+	// Pods reads the folder. Pods are complete (UID, node name, annotations);
+	// errors name single files that are left out.
+	Pods() ([]*corev1.Pod, []error)
+}
+
+// Machine tells what the node is; implemented by HostMachine, and by tests.
+type Machine interface {
+	// Facts reads what may change while running; cheap.
+	Facts() MachineFacts
+}
+
+// Identifier is the optional ability of a runtime to tell what the guests of
+// a pod run as, so that their files can belong to them.
+type Identifier interface {
+	Identity(podUID string) (uid, gid int)
+}
+
+// Config of an Agent. Zero values are replaced by the defaults named here.
+type Config struct {
+	NodeName string
+	Version  string
+	// BootID is the agent's own, as in the link's hello: it must differ on
+	// every start of the agent. Empty: made of MachineBoot and the store's
+	// boot counter (see BootID).
+	BootID string
+	// MachineBoot differs after each boot of the machine. Empty: the
+	// kernel's.
+	MachineBoot string
+
+	Link     Link                        // nil: never connected
+	Store    store.Store                 // required
+	Runtimes map[string]workload.Runtime // by handler; at least one
+	Network  network.Network             // required
+	Volumes  Volumes                     // required
+	Static   Static                      // nil: no static pods
+	Machine  Machine                     // nil: HostMachine
+	Clock    clock.Clock                 // nil: clock.System
+	Logger   *slog.Logger                // nil: slog.Default
+
+	StateDir string // logs of pods go to StateDir/logs
+	// MaxPods the node takes; 0 is 110.
+	MaxPods int
+	// Labels and taints that the node registers with.
+	Labels map[string]string
+	Taints []corev1.Taint
+	// PidsLimit of each container; 0 is the runtime's default.
+	PidsLimit int64
+	// LogMaxBytes of one log file and LogMaxFiles of one container; 0 is
+	// 5 MiB and 2.
+	LogMaxBytes int64
+	LogMaxFiles int
+	// Starts is how many containers are prepared or started at once; 0 is
+	// twice the number of CPUs, at least 4.
+	Starts int
+	// APIHost and APIPort, when known, are given to pods as
+	// KUBERNETES_SERVICE_HOST and _PORT.
+	APIHost, APIPort string
+	// Resync is how often everything is looked at again without a hint; 0 is
+	// 10 minutes. StaticScan is how often the static folder is looked at; 0
+	// is 10 seconds.
+	Resync, StaticScan time.Duration
+	// Jitter spreads a wait; nil: between d and 1.25 d.
+	Jitter func(d time.Duration) time.Duration
+}
+
+func (c *Config) complete() error {
+	switch {
+	case c.NodeName == "":
+		return errors.New("node: NodeName is required")
+	case c.Store == nil, c.Network == nil, c.Volumes == nil:
+		return errors.New("node: Store, Network and Volumes are required")
+	case c.StateDir == "" || !filepath.IsAbs(c.StateDir):
+		return errors.New("node: StateDir must be an absolute path")
+	}
+	if c.Clock == nil {
+		c.Clock = clock.System
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.MachineBoot == "" {
+		c.MachineBoot = machineBoot()
+	}
+	if c.BootID == "" {
+		c.BootID = BootID(c.MachineBoot, c.Store)
+	}
+	if c.Machine == nil {
+		c.Machine = &HostMachine{StateDir: c.StateDir, Network: c.Network}
+	}
+	def(&c.MaxPods, 110)
+	def(&c.LogMaxBytes, 5<<20)
+	def(&c.LogMaxFiles, 2)
+	def(&c.Starts, max(4, 2*runtime.NumCPU()))
+	def(&c.Resync, 10*time.Minute)
+	def(&c.StaticScan, 10*time.Second)
+	if c.Jitter == nil {
+		c.Jitter = func(d time.Duration) time.Duration { return d + rand.N(d/4+1) }
+	}
+	return nil
+}
+
+func def[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
+	}
+}
+
+func (a *Agent) now() moment { return moment{mono: time.Now(), wall: a.c.Clock.Now()} }

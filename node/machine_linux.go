@@ -1,0 +1,144 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dunlin-project/dunlin/node/network"
+)
+
+// HostMachine reads the facts of the machine it runs on.
+type HostMachine struct {
+	StateDir string
+	Network  network.Network
+	// Limits says whether memory limits are enforced; an empty reason is yes.
+	Limits func() (reason, message string)
+}
+
+// Facts implements Machine.
+func (h *HostMachine) Facts() MachineFacts {
+	f := MachineFacts{
+		Kernel: line("/proc/sys/kernel/osrelease"), OSImage: osImage(),
+		MachineID: line("/etc/machine-id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"),
+		CPUMilli: cpuMilli(), Memory: memory(),
+	}
+	f.Hostname, _ = os.Hostname()
+	if f.SystemUUID == "" {
+		f.SystemUUID = f.MachineID
+	}
+	var st unix.Statfs_t
+	if unix.Statfs(h.StateDir, &st) == nil {
+		f.Storage = int64(st.Blocks) * int64(st.Bsize) //nolint:gosec,unconvert // differs by architecture
+	}
+	if h.Network != nil {
+		for _, ip := range h.Network.NodeIPs() {
+			f.Addresses = append(f.Addresses, ip.String())
+		}
+	}
+	if h.Limits != nil {
+		f.LimitsReason, f.LimitsMessage = h.Limits()
+	} else if os.Geteuid() != 0 {
+		f.LimitsReason, f.LimitsMessage = "NotRoot", "the agent does not run as root, so memory and CPU limits of containers are not enforced"
+	}
+	return f
+}
+
+func machineBoot() string { return line("/proc/sys/kernel/random/boot_id") }
+
+func line(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func osImage() string {
+	b, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "Linux"
+	}
+	sc := bufio.NewScanner(bytes.NewReader(b))
+	for sc.Scan() {
+		if v, ok := strings.CutPrefix(sc.Text(), "PRETTY_NAME="); ok {
+			return strings.Trim(v, `"'`)
+		}
+	}
+	return "Linux"
+}
+
+// cpuMilli is what the agent may use: its affinity, cut by the quota of its
+// own control group.
+func cpuMilli() int64 {
+	n := int64(runtime.NumCPU()) * 1000
+	if quota, period, ok := strings.Cut(ownGroup("", "cpu.max"), " "); ok {
+		n = min(n, quotaMilli(quota, period))
+	} else if q := ownGroup("cpu", "cpu.cfs_quota_us"); q != "" {
+		n = min(n, quotaMilli(q, ownGroup("cpu", "cpu.cfs_period_us")))
+	}
+	return n
+}
+
+func quotaMilli(quota, period string) int64 {
+	q, err1 := strconv.ParseInt(quota, 10, 64)
+	p, err2 := strconv.ParseInt(period, 10, 64)
+	if err1 != nil || err2 != nil || q <= 0 || p <= 0 {
+		return math.MaxInt64
+	}
+	return max(1, q*1000/p)
+}
+
+// memory is the machine's, cut by the limit of the agent's own group.
+func memory() int64 {
+	total := int64(0)
+	b, _ := os.ReadFile("/proc/meminfo")
+	for l := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(l, "MemTotal:"); ok {
+			kib, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(v), "kB")), 10, 64)
+			total = kib << 10
+		}
+	}
+	for _, v := range []string{ownGroup("", "memory.max"), ownGroup("memory", "memory.limit_in_bytes")} {
+		if n, err := strconv.ParseInt(v, 10, 64); err == nil && n > 0 {
+			total = min(total, n)
+		}
+	}
+	return total
+}
+
+// ownGroup reads a file of the agent's control group; controller "" is
+// version 2. Empty when there is none.
+func ownGroup(controller, file string) string {
+	b, _ := os.ReadFile("/proc/self/cgroup")
+	for l := range strings.Lines(string(b)) {
+		parts := strings.SplitN(strings.TrimSpace(l), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		if controller == "" && parts[0] != "0" {
+			continue
+		}
+		match := controller == ""
+		for _, c := range strings.Split(parts[1], ",") {
+			match = match || controller != "" && c == controller
+		}
+		if !match {
+			continue
+		}
+		base := filepath.Join("/sys/fs/cgroup", controller)
+		for _, p := range []string{filepath.Join(base, parts[2], file), filepath.Join(base, file)} {
+			if v := line(p); v != "" {
+				return v
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,226 @@
+package node
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+
+	"github.com/dunlin-project/dunlin/node/store"
+)
+
+// Annotations of static pods and their mirrors, upstream's names.
+const (
+	ConfigMirrorAnnotation = "kubernetes.io/config.mirror"
+	ConfigSourceAnnotation = "kubernetes.io/config.source"
+	ConfigHashAnnotation   = "kubernetes.io/config.hash"
+)
+
+// isStatic says whether a pod comes from this node's own folder.
+func isStatic(pod *corev1.Pod) bool { return pod.Annotations[ConfigSourceAnnotation] == "file" }
+
+// wanted lists the pods that this node shall have, oldest first.
+func (a *Agent) wanted() []*corev1.Pod {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	out := slices.Clone(a.statics)
+	for _, o := range a.asg.Objects {
+		if o.Ref.Kind != "Pod" {
+			continue
+		}
+		// A worker that has this version needs no decoding again.
+		if i, ok := a.known[o.UID]; ok && i.worker != nil && i.version == o.ResourceVersion && i.assigned != nil {
+			out = append(out, i.assigned)
+			continue
+		}
+		pod := &corev1.Pod{}
+		if err := direct.Unmarshal(o.Data, pod); err != nil {
+			a.log.Error("an assigned pod cannot be decoded", "namespace", o.Ref.Namespace, "name", o.Ref.Name, "err", err)
+			continue
+		}
+		if _, mirror := pod.Annotations[ConfigMirrorAnnotation]; mirror {
+			continue
+		}
+		out = append(out, pod)
+	}
+	slices.SortStableFunc(out, func(x, y *corev1.Pod) int {
+		if c := critical(y) - critical(x); c != 0 {
+			return c
+		}
+		if c := x.CreationTimestamp.Time.Compare(y.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		if x.UID < y.UID {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// critical pods are admitted first, as upstream.
+func critical(pod *corev1.Pod) int {
+	const systemCritical = 2_000_000_000
+	if isStatic(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= systemCritical {
+		return 1
+	}
+	return 0
+}
+
+// reconcile makes workers match what is wanted. Main loop only.
+func (a *Agent) reconcile(ctx context.Context) {
+	known := a.assignmentKnown()
+	pods := a.wanted()
+	a.expireTombstones(pods, known)
+	want := map[string]bool{}
+	for _, pod := range pods {
+		uid := string(pod.UID)
+		if _, stray := a.strays[uid]; stray && !isStatic(pod) {
+			continue
+		}
+		want[uid] = true
+		if w := a.workers[uid]; w != nil {
+			a.hand(w, pod)
+			continue
+		}
+		if !a.isGone(uid) {
+			a.start(ctx, pod, nil)
+		}
+	}
+	for uid, w := range a.workers {
+		// Not knowing the assignment is no reason to stop anything.
+		if want[uid] || !known && !isStatic(w.first) {
+			continue
+		}
+		w.box.tell(func(m *mailbox) { m.removed = true })
+	}
+	if known && !a.swept {
+		a.swept = true
+		a.sweep(ctx, pods)
+	}
+}
+
+// hand gives a worker its pod's newest object, if it is new.
+func (a *Agent) hand(w *worker, pod *corev1.Pod) {
+	a.mu.Lock()
+	i := a.known[w.uid]
+	fresh := i.assigned != pod
+	i.assigned, i.version = pod, a.versionOf(pod)
+	a.known[w.uid] = i
+	refs := w.refs != a.asgSerial
+	w.refs = a.asgSerial
+	a.mu.Unlock()
+	if fresh || refs {
+		w.box.tell(func(m *mailbox) {
+			if fresh {
+				m.pod = pod
+			}
+			m.refs = m.refs || refs
+		})
+	}
+}
+
+func (a *Agent) versionOf(pod *corev1.Pod) uint64 {
+	return a.asg.Objects[string(pod.UID)].ResourceVersion
+}
+
+// start admits the pod and starts its worker. rec is its record from before,
+// or nil for a pod that is new here.
+func (a *Agent) start(ctx context.Context, pod *corev1.Pod, rec *store.Pod) {
+	uid := string(pod.UID)
+	states := a.found[uid]
+	delete(a.found, uid)
+	rec, extra := adopt(rec, pod, states, a.c.MachineBoot)
+	if len(extra) > 0 {
+		a.group.Go(func() { a.discard(ctx, extra) })
+	}
+	w := a.newWorker(pod, rec)
+	if len(states) > 0 {
+		w.rt = states[0].rt // what runs decides, whatever the class says now
+	}
+	w.first = pod
+	if rec == nil {
+		if v := a.admit(pod); v != nil {
+			w.state.rec.Verdict = v
+			w.event(note{warning: true, reason: v.Reason, message: v.Message})
+		}
+		w.state.rec.Static = isStatic(pod)
+	}
+	w.closing = ctx.Done()
+	a.workers[w.uid] = w
+	a.mu.Lock()
+	a.known[w.uid] = podInfo{worker: w, pod: pod, assigned: pod, version: a.versionOf(pod)}
+	w.refs = a.asgSerial
+	a.mu.Unlock()
+	a.group.Go(func() {
+		w.run(ctx)
+		a.mu.Lock()
+		delete(a.known, w.uid)
+		a.mu.Unlock()
+		select {
+		case a.finished <- w.uid:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// noteUnknown stops pods that the cluster says it does not have, until an
+// assignment newer than that says otherwise.
+func (a *Agent) noteUnknown(uids []string) {
+	for _, uid := range uids {
+		w := a.workers[uid]
+		switch {
+		case w == nil:
+		case isStatic(w.first):
+			a.reports.resend(uid)
+		default:
+			a.strays[uid] = a.Generation()
+			w.log.Warn("the cluster does not know this pod any more: stopping it")
+		}
+	}
+}
+
+// expireTombstones forgets what is acknowledged and no longer assigned.
+func (a *Agent) expireTombstones(pods []*corev1.Pod, known bool) {
+	generation := a.Generation()
+	for uid, g := range a.strays {
+		if g != generation {
+			delete(a.strays, uid)
+		}
+	}
+	a.goneMu.Lock()
+	var drop []store.Gone
+	for _, g := range a.gones {
+		assigned := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return string(p.UID) == g.UID })
+		if g.Acked && known && !assigned {
+			drop = append(drop, g)
+		}
+	}
+	a.goneMu.Unlock()
+	for _, g := range drop {
+		if err := a.c.Store.DeleteGone(g.UID); err != nil {
+			a.log.Warn("tombstone cannot be removed", "uid", g.UID, "err", err)
+			continue
+		}
+		a.goneMu.Lock()
+		delete(a.gones, g.UID)
+		a.goneMu.Unlock()
+	}
+}
+
+func (a *Agent) mirrorOf(pod *corev1.Pod) []byte {
+	if !isStatic(pod) {
+		return nil
+	}
+	m := pod.DeepCopy()
+	m.APIVersion, m.Kind = "v1", "Pod"
+	m.Annotations[ConfigMirrorAnnotation] = pod.Annotations[ConfigHashAnnotation]
+	m.Status = corev1.PodStatus{}
+	b, err := direct.Marshal(m)
+	if err != nil {
+		a.log.Error("mirror pod cannot be encoded", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+		return nil
+	}
+	return b
+}

@@ -1,0 +1,331 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+
+	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// reread is how often a running pod's containers are looked at without any
+// hint; persistRetry is how long a failed write of the record waits.
+const (
+	reread       = time.Minute
+	persistRetry = 5 * time.Second
+)
+
+// mailbox is what others tell a worker; newest wins.
+type mailbox struct {
+	mu      sync.Mutex
+	news    chan struct{} // 1
+	pod     *corev1.Pod
+	removed bool
+	refs    bool // something that pods refer to changed
+	look    bool // a hint that a container ended
+}
+
+func (m *mailbox) tell(f func(*mailbox)) {
+	m.mu.Lock()
+	f(m)
+	m.mu.Unlock()
+	select {
+	case m.news <- struct{}{}:
+	default:
+	}
+}
+
+// worker owns one pod. One goroutine; each action that may take long runs in
+// a goroutine of its own, at most one a container and kind.
+type worker struct {
+	a       *Agent
+	uid     string
+	box     mailbox
+	results chan result
+	done    chan struct{} // closed when nobody reads results any more
+	ops     sync.WaitGroup
+	log     *slog.Logger
+	rt      workload.Runtime // nil: unsupported
+
+	first   *corev1.Pod     // as it was when the worker began
+	refs    uint64          // serial of the assignment last told about; main loop only
+	closing <-chan struct{} // the agent ends
+
+	state   podState
+	saved   []byte // the record as it is on disk
+	sent    []byte // the status as it was last published
+	paths   map[string]string
+	cancels map[int]context.CancelFunc // of prepares under way
+	complain
+}
+
+// complain limits a repeated log line.
+type complain struct{ last time.Time }
+
+func (c *complain) due(now time.Time) bool {
+	if now.Sub(c.last) < time.Minute && !c.last.IsZero() {
+		return false
+	}
+	c.last = now
+	return true
+}
+
+func (a *Agent) newWorker(pod *corev1.Pod, rec *store.Pod) *worker {
+	w := &worker{
+		a: a, uid: string(pod.UID), results: make(chan result), done: make(chan struct{}),
+		log:     a.log.With("pod", pod.Namespace+"/"+pod.Name, "uid", string(pod.UID)),
+		cancels: map[int]context.CancelFunc{},
+	}
+	w.box.news = make(chan struct{}, 1)
+	w.state = newPodState(pod, rec, a.c.MachineBoot, a.now())
+	w.rt = a.runtimeOf(pod)
+	return w
+}
+
+// run drives the pod until it is gone or ctx ends; what runs goes on then.
+func (w *worker) run(ctx context.Context) {
+	octx, cancel := context.WithCancel(ctx)
+	defer w.ops.Wait()
+	defer close(w.done)
+	defer cancel()
+	next := w.a.c.Jitter(reread)
+	lookAgain := time.Now().Add(next)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	all := false
+	for {
+		wake, ok := w.advance(octx, all)
+		if !ok {
+			return
+		}
+		all = false
+		if w.anyLive() && (wake.IsZero() || lookAgain.Before(wake)) {
+			wake = lookAgain
+		}
+		if wake.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(wake))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.box.news:
+		case r := <-w.results:
+			w.take(r)
+		case <-timer.C:
+			if !time.Now().Before(lookAgain) {
+				all = true
+				lookAgain = time.Now().Add(w.a.c.Jitter(reread))
+			}
+		}
+	}
+}
+
+func (w *worker) anyLive() bool {
+	for i := range w.state.ctrs {
+		if w.state.ctrs[i].live() {
+			return true
+		}
+	}
+	return false
+}
+
+// advance steps until there is nothing to do now; ok is false when the pod
+// is gone.
+func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool) {
+	o := w.observe(ctx, all)
+	for {
+		before := w.state
+		now := w.a.now()
+		next, act := step(before, o, now)
+		rec := next.record()
+		if err := w.persist(&next, rec); err != nil {
+			if w.due(now.mono) {
+				w.log.Error("pod record cannot be saved; nothing is done for the pod until it can", "err", err)
+			}
+			return now.mono.Add(persistRetry), true
+		}
+		o = observed{}
+		w.state = next
+		w.tellEnds(&before)
+		w.publish()
+		if next.gone {
+			w.a.podGone(w)
+			return time.Time{}, false
+		}
+		if act.kind == actNone {
+			return act.wake, true
+		}
+		w.act(ctx, act)
+	}
+}
+
+// observe takes the mail and reads the runtime where needed.
+func (w *worker) observe(ctx context.Context, all bool) observed {
+	w.box.mu.Lock()
+	o := observed{pod: w.box.pod, removed: w.box.removed}
+	look, refs := w.box.look, w.box.refs
+	w.box.pod, w.box.look, w.box.refs = nil, false, false
+	w.box.mu.Unlock()
+	if o.pod != nil {
+		w.state.setPod(o.pod)
+		o.pod = nil
+		refs = true // downward API files may have changed
+	}
+	if refs {
+		w.refresh(ctx)
+	}
+	if w.rt == nil {
+		return o
+	}
+	for i := range w.state.ctrs {
+		c := &w.state.ctrs[i]
+		if !c.live() || c.op == opStart || c.seen != notRead && !look && !all {
+			continue
+		}
+		st, ok, err := w.rt.State(ctx, w.state.id(i))
+		if err != nil {
+			if ctx.Err() == nil && w.due(time.Now()) {
+				w.log.Warn("state of a container cannot be read", "container", c.rec.Name, "err", err)
+			}
+			continue
+		}
+		if o.runs == nil {
+			o.runs = map[int]run{}
+		}
+		o.runs[i] = run{st, ok}
+	}
+	return o
+}
+
+// refresh lets waiting things try again at once, and renews files whose
+// source may have changed.
+func (w *worker) refresh(ctx context.Context) {
+	s := &w.state
+	if s.over() {
+		return
+	}
+	s.volumes.at, s.network.at = time.Time{}, time.Time{}
+	for i := range s.ctrs {
+		s.ctrs[i].start.at = time.Time{}
+	}
+	if s.volumes.done && !s.volumes.busy && len(s.pod.Spec.Volumes) > 0 {
+		s.volumes.busy = true
+		w.act(ctx, action{kind: actMount})
+	}
+}
+
+// persist makes the record durable, unless it is what the disk has.
+func (w *worker) persist(next *podState, rec store.Pod) error {
+	if next.gone {
+		return nil // podGone replaces the record by a tombstone
+	}
+	if next.rec.Stopping != 0 && next.rec.Object == nil {
+		b, err := direct.Marshal(next.pod)
+		if err != nil {
+			return err
+		}
+		next.rec.Object, rec.Object = b, b
+	}
+	enc, err := cbor.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(enc, w.saved) {
+		return nil
+	}
+	if err := w.a.c.Store.SavePod(rec); err != nil {
+		return err
+	}
+	w.saved = enc
+	return nil
+}
+
+// take applies an action's outcome.
+func (w *worker) take(r result) {
+	if r.kind == actMount && r.err == nil {
+		w.paths = r.paths
+	}
+	if r.kind == actPrepare {
+		if cancel := w.cancels[r.ctr]; cancel != nil {
+			cancel()
+			delete(w.cancels, r.ctr)
+		}
+	}
+	next, notes := w.state.apply(r, w.a.now())
+	if r.noted != nil {
+		err := w.persist(&next, next.record())
+		if err == nil {
+			w.state = next
+		}
+		r.noted <- err // buffered
+		return
+	}
+	w.state = next
+	for _, n := range notes {
+		w.event(n)
+	}
+}
+
+// tellEnds makes events of containers that ended in the last step, and stops
+// preparing for a pod that is over.
+func (w *worker) tellEnds(before *podState) {
+	for i := range w.state.ctrs {
+		c := &w.state.ctrs[i]
+		e := c.rec.Exit
+		if e == nil || i < len(before.ctrs) && before.ctrs[i].rec.Exit == e {
+			continue
+		}
+		w.log.Info("container ended", "container", c.rec.Name, "attempt", e.Attempt, "reason", e.Reason, "code", e.Code, "message", e.Message)
+		if e.Code != 0 && !w.state.over() {
+			w.event(crashed(c, e))
+		}
+	}
+	if w.state.over() {
+		for _, cancel := range w.cancels {
+			cancel()
+		}
+	}
+}
+
+// publish hands the status on if it means something new.
+func (w *worker) publish() {
+	s := &w.state
+	if s.holds() {
+		return
+	}
+	st := s.status(w.a.statusFacts(w.rt), w.a.now())
+	enc, err := direct.Marshal(&st)
+	if err != nil {
+		w.log.Error("pod status cannot be encoded", "err", err)
+		return
+	}
+	if bytes.Equal(enc, w.sent) {
+		return
+	}
+	w.sent = enc
+	w.a.reports.pod(report{
+		namespace: s.rec.Namespace, name: s.rec.Name, uid: w.uid, status: enc,
+		terminal: st.Phase == corev1.PodFailed || st.Phase == corev1.PodSucceeded,
+		mirror:   w.a.mirrorOf(s.pod),
+	})
+	w.a.remember(w.uid, s.pod, &st)
+}
+
+func (w *worker) event(n note) {
+	e := w.a.podEvent(w.state.pod, n)
+	w.a.reports.event(e)
+	level := slog.LevelInfo
+	if n.warning {
+		level = slog.LevelWarn
+	}
+	w.log.Log(context.Background(), level, "pod event", "reason", n.reason, "container", n.container, "message", n.message)
+}
