@@ -1,0 +1,80 @@
+# Every target works on a fresh machine with Go, git and make; what needs more
+# installs it (Debian packages as root) or says what is missing.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X github.com/dunlin-project/dunlin/internal/version.Version=$(VERSION)
+GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
+# Platforms we ship, and why: amd64 gateways, arm64 Pi 3 to 5, arm/7 Pi 2 and
+# 32-bit Pi OS, arm/6 Pi 1 and Zero, riscv64 boards.
+PLATFORMS := amd64 arm64 arm/7 arm/6 riscv64
+export GOFLAGS ?= -buildvcs=false
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+build: ## build bin/dunlin and bin/dunlin-wasm
+	@mkdir -p bin
+	$(GOBUILD) -o bin/dunlin ./cmd/dunlin
+	$(GOBUILD) -o bin/dunlin-wasm ./cmd/dunlin-wasm
+
+examples: ## build the example modules from source into bin/examples
+	@$(MAKE) --no-print-directory -C examples
+
+demo: build ## start a one-node cluster, deploy an app, call it (ONCE=1: then exit)
+	@$(MAKE) --no-print-directory -C examples hello
+	@ONCE=$(ONCE) test/demo.sh
+
+test: ## run the tests (installs what they need when it can)
+	@test/setup.sh
+	go test -race -shuffle=on ./...
+
+e2e: build examples ## end-to-end tests on real processes
+	@test/setup.sh
+	go test -count=1 -timeout 20m -tags e2e ./test/e2e/...
+
+clients: build examples ## real kubectl (1.37 and Debian's 1.20), informers and a controller against a real server
+	@test/setup.sh
+	test/clients/run.sh
+
+bench: build examples ## measure the budgets and print them beside their targets
+	bench/run.sh
+
+cross: ## build for every platform we ship
+	@for p in $(PLATFORMS); do \
+	  arch=$${p%%/*}; arm=$${p#*/}; [ "$$arm" = "$$p" ] && arm=; \
+	  out=dist/linux-$$arch$${arm:+v$$arm}; mkdir -p $$out; \
+	  echo "GOARCH=$$arch GOARM=$$arm"; \
+	  GOOS=linux GOARCH=$$arch GOARM=$$arm $(GOBUILD) -o $$out/dunlin ./cmd/dunlin; \
+	  GOOS=linux GOARCH=$$arch GOARM=$$arm $(GOBUILD) -o $$out/dunlin-wasm ./cmd/dunlin-wasm; \
+	done; ls -l dist/*/*
+
+lint: ## golangci-lint, pinned in tools/lint
+	@mkdir -p bin
+	cd tools/lint && go build -o ../../bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	bin/golangci-lint run ./...
+
+vulncheck: ## govulncheck, where its database can be reached
+	@if timeout 10 curl -fsS -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
+	  go run golang.org/x/vuln/cmd/govulncheck@latest ./...; \
+	else echo "SKIPPED govulncheck: https://vuln.go.dev cannot be reached from here"; fi
+
+tidy: ## modules tidy, sources formatted
+	go mod tidy
+	gofmt -w $$(git ls-files '*.go')
+
+check: ## everything that must hold before a commit
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
+	go mod tidy -diff
+	go vet ./...
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory vulncheck
+	$(MAKE) --no-print-directory cross
+	git diff --exit-code
+
+clean: ## remove what was built
+	rm -rf bin dist
+
+.PHONY: help build examples demo test e2e clients bench cross lint vulncheck tidy check clean

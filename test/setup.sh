@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Installs what the tests need and this machine lacks (Debian packages, as
+# root); otherwise says what is missing. Idempotent and quick when all is there.
+set -euo pipefail
+declare -A need=(
+  [wat2wasm]=wabt [clang]=clang [wasm-ld]=lld [ip]=iproute2 [nft]=nftables
+  [mkfs.ext4]=e2fsprogs [systemd-analyze]=systemd [curl]=curl [jq]=jq
+)
+packages=()
+for program in "${!need[@]}"; do
+  command -v "$program" >/dev/null 2>&1 || packages+=("${need[$program]}")
+done
+[ -e /usr/lib/wasm32-wasi/libc.a ] || [ -e /usr/lib/wasm32-wasi/crt1.o ] || packages+=(wasi-libc libclang-rt-14-dev-wasm32)
+[ ${#packages[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+  echo "test/setup.sh: not installed: ${packages[*]}; the tests that need them are skipped, each with a line that says so" >&2
+  exit 0
+fi
+echo "test/setup.sh: installing ${packages[*]}"
+export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
