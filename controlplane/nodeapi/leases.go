@@ -2,6 +2,7 @@ package nodeapi
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +14,9 @@ const (
 	LeaseInterval = 2 * time.Second
 	LeaseTTL      = 6500 * time.Millisecond
 	SweepInterval = 250 * time.Millisecond
+	// staleMost: a node that came back reports whatever is not acknowledged at
+	// once; one that said nothing for so long has nothing new to say.
+	staleMost = 10 * time.Second
 )
 
 // Leases are the node leases of one leadership, in memory only. Time is
@@ -24,6 +28,7 @@ type Leases struct {
 	m       map[string]*lease
 	swept   time.Time // when it was last looked at which leases ran out
 	changed chan struct{}
+	back    map[string]bool // came back since the last call of returned
 }
 
 type lease struct {
@@ -31,6 +36,7 @@ type lease struct {
 	renewed  time.Time // zero: not in this term
 	expired  bool
 	stale    bool // renews again, has not reported since
+	back     time.Time
 	boot     string
 	counter  uint64
 }
@@ -38,7 +44,7 @@ type lease struct {
 var _ nodelifecycle.Leases = (*Leases)(nil)
 
 func newLeases() *Leases {
-	return &Leases{m: map[string]*lease{}, changed: make(chan struct{}, 1)}
+	return &Leases{m: map[string]*lease{}, back: map[string]bool{}, changed: make(chan struct{}, 1)}
 }
 
 // Changed fires (coalesced) when a lease ran out or came back.
@@ -106,7 +112,8 @@ func (l *Leases) renew(node, boot string, counter uint64) (term uint64, ok bool)
 	e.boot, e.counter = boot, counter
 	e.renewed, e.deadline = now, now.Add(LeaseTTL)
 	if e.expired {
-		e.expired, e.stale = false, true
+		e.expired, e.stale, e.back = false, true, now
+		l.back[node] = true
 		l.hint()
 	}
 	return l.term, true
@@ -147,7 +154,23 @@ func (l *Leases) sweep(now time.Time) {
 			e.expired = true
 			l.hint()
 		}
+		if e.stale && !e.expired && now.Sub(e.back) > staleMost {
+			e.stale = false
+			l.hint()
+		}
 	}
+}
+
+// returned lists the nodes that came back since the last call.
+func (l *Leases) returned() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.back) == 0 {
+		return nil
+	}
+	out := slices.Sorted(maps.Keys(l.back))
+	clear(l.back)
+	return out
 }
 
 func (l *Leases) sweepNow() {

@@ -31,6 +31,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/listener"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
@@ -203,6 +204,9 @@ func (s *Server) sweepLoop(ctx context.Context) {
 	for {
 		s.lead()
 		s.leases.sweepNow()
+		for _, n := range s.leases.returned() {
+			s.restoreNode(ctx, n, state.Modified)
+		}
 		select {
 		case <-ctx.Done():
 			return
