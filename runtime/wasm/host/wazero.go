@@ -1,0 +1,260 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
+	"github.com/tetratelabs/wazero/experimental/sysfs"
+	wsys "github.com/tetratelabs/wazero/sys"
+	"golang.org/x/sys/unix"
+)
+
+// Version names the engine in cache keys.
+const Version = "wazero-1.12.0"
+
+// Wazero is the engine: a compiler on amd64 and arm64, an interpreter
+// elsewhere.
+type Wazero struct{}
+
+// config is the one place that chooses the engine's options. Not
+// NewRuntimeConfigCompiler, which panics on arm and riscv64. No
+// WithCloseOnContextDone: a guest is stopped by ending its process.
+func (Wazero) config() wazero.RuntimeConfig {
+	return wazero.NewRuntimeConfig().
+		WithCoreFeatures(api.CoreFeaturesV2 | experimental.CoreFeaturesTailCall | experimental.CoreFeaturesExtendedConst).
+		WithDebugInfoEnabled(false) // DWARF would be held in memory; function names come from the name section
+}
+
+// Compile implements Engine.
+func (e Wazero) Compile(ctx context.Context, module []byte, dir string) error {
+	cache, err := wazero.NewCompilationCacheWithDir(dir)
+	if err != nil {
+		return fmt.Errorf("compile: %w", err)
+	}
+	r := wazero.NewRuntimeWithConfig(ctx, e.config().WithCompilationCache(cache))
+	_, err = r.CompileModule(experimental.WithCompilationWorkers(ctx, 1), module)
+	return errors.Join(err, r.Close(ctx), cache.Close(ctx))
+}
+
+// program is a loaded module.
+type program struct {
+	mod     api.Module
+	memory  *memoryLimit
+	sockets *sockets
+}
+
+// Load implements Engine.
+func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			if v == errMinimumMemory { //nolint:errorlint // identity of a panic value
+				err = fmt.Errorf("%w of %s", errMinimumMemory, bytesText(g.MemoryLimit))
+				return
+			}
+			err = fmt.Errorf("load module: %v", v)
+		}
+	}()
+	cfg := e.config()
+	if g.CacheDir != "" {
+		cache, err := wazero.NewCompilationCacheWithDir(g.CacheDir)
+		if err != nil {
+			return nil, fmt.Errorf("compiled code: %w", err)
+		}
+		cfg = cfg.WithCompilationCache(cache)
+	}
+	r := wazero.NewRuntimeWithConfig(ctx, cfg)
+	compiled, err := r.CompileModule(ctx, g.Module)
+	if err != nil {
+		return nil, fmt.Errorf("load module: %w", err)
+	}
+	s := newSockets()
+	first := int32(3 + len(g.Mounts)) //nolint:gosec // a handful
+	for i, fds := range g.Sockets {
+		s.listeners[first+int32(i)] = &listener{set: s, fds: fds} //nolint:gosec // a handful
+	}
+	table, err := newWASITable(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	fdstat := table.original("fd_fdstat_get")
+	s.override(table)
+	stdin := -1
+	if g.Stdin != nil {
+		stdin = int(g.Stdin.Fd()) //nolint:gosec // a descriptor
+	}
+	poll := &poller{sockets: s, stdin: stdin, known: knownBy(fdstat)}
+	table.replace("poll_oneoff", poll.oneoff)
+	if err := table.instantiate(ctx, r, compiled, (&collector{}).tick); err != nil {
+		return nil, err
+	}
+	mem := &memoryLimit{limit: g.MemoryLimit}
+	if mem.limit == 0 {
+		mem.limit = math.MaxUint32 + 1
+	}
+	ctx = experimental.WithMemoryAllocator(ctx, mem)
+	mod, err := r.InstantiateModule(ctx, compiled, moduleConfig(g, s))
+	if err != nil {
+		return nil, fmt.Errorf("load module: %w", err)
+	}
+	if mod.ExportedFunction("_start") == nil {
+		return nil, errors.New("load module: no _start function is exported")
+	}
+	return &program{mod: mod, memory: mem, sockets: s}, nil
+}
+
+// moduleConfig is the one constructor of what a guest sees of the world: the
+// real clocks and sleep, real randomness, its output, its files, its
+// listeners. wazero's own defaults are a clock that stands in 2022, a sleep
+// that returns at once and the same random bytes every time.
+func moduleConfig(g *Guest, s *sockets) wazero.ModuleConfig {
+	fsc := wazero.NewFSConfig().(sysfs.FSConfig)
+	var files wazero.FSConfig = wazero.NewFSConfig()
+	for _, m := range g.Mounts {
+		fsc = files.(sysfs.FSConfig)
+		files = fsc.WithSysFSMount(m.fs, m.path)
+	}
+	for i := range g.Sockets {
+		fsc = files.(sysfs.FSConfig)
+		l := s.listeners[int32(3+len(g.Mounts)+i)] //nolint:gosec // a handful
+		files = fsc.WithSysFSMount(l, fmt.Sprintf("/.listener/%d", i))
+	}
+	c := wazero.NewModuleConfig().
+		WithName("").
+		WithStartFunctions(). // run later, once the agent knows that we are there
+		WithArgs(g.Args...).
+		WithFSConfig(files).
+		WithStdout(g.Stdout).
+		WithStderr(g.Stderr).
+		WithRandSource(rand.Reader).
+		WithWalltime(walltime, 1).
+		WithNanotime(nanotime, 1).
+		WithNanosleep(func(ns int64) { time.Sleep(time.Duration(ns)) }).
+		WithOsyield(runtime.Gosched)
+	if g.Stdin != nil {
+		c = c.WithStdin(g.Stdin)
+	}
+	seen := map[string]bool{}
+	env := append(append([]string{}, g.Env...), listenEnv(len(g.Mounts), g.Listeners)...)
+	for i := len(env) - 1; i >= 0; i-- { // the last one of a name counts
+		k, v, _ := strings.Cut(env[i], "=")
+		if k == "" || seen[k] || strings.ContainsRune(env[i], 0) {
+			continue
+		}
+		seen[k] = true
+		c = c.WithEnv(k, v)
+	}
+	return c
+}
+
+func walltime() (int64, int32) {
+	t := time.Now()
+	return t.Unix(), int32(t.Nanosecond()) //nolint:gosec // below 1e9
+}
+
+func nanotime() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return time.Now().UnixNano()
+	}
+	return ts.Nano()
+}
+
+// Run implements Program.
+func (p *program) Run(ctx context.Context) Outcome {
+	_, err := p.mod.ExportedFunction("_start").Call(ctx)
+	o := Outcome{MemoryPeak: p.memory.peak.Load(), MemoryRefused: p.memory.refused.Load() > 0}
+	var exit *wsys.ExitError
+	switch {
+	case err == nil:
+	case errors.As(err, &exit):
+		o.ExitCode = int(exit.ExitCode() & 0xff)
+	default:
+		o.ExitCode = trapExitCode
+		o.Trap = explainTrap(err)
+	}
+	return o
+}
+
+// Drain implements Program.
+func (p *program) Drain() { p.sockets.drain() }
+
+// knownBy asks WASI itself whether a descriptor is open, with a buffer that
+// the guest can spare: none. A pointer past its memory gives EFAULT for an
+// open descriptor and EBADF never comes first, so descriptors above 2 are
+// looked up by fd_fdstat_get into the last 24 bytes of memory, restored.
+func knownBy(fdstat api.GoModuleFunction) func(context.Context, api.Module, int32) bool {
+	var keep [24]byte
+	return func(ctx context.Context, mod api.Module, fd int32) bool {
+		size := mod.Memory().Size()
+		if size < 24 {
+			return false
+		}
+		at := size - 24
+		b, ok := mod.Memory().Read(at, 24)
+		if !ok {
+			return false
+		}
+		copy(keep[:], b)
+		stack := [2]uint64{uint64(uint32(fd)), uint64(at)} //nolint:gosec // wasm i32
+		fdstat.Call(ctx, mod, stack[:])
+		copy(b, keep[:])
+		return stack[0] == 0
+	}
+}
+
+// collector runs the garbage collector on the guest's own goroutine, inside
+// its calls to WASI. The collector must stop all goroutines, and one that is
+// in the guest's machine code cannot be stopped: with the collector left to
+// itself, a guest in a tight loop would freeze the whole process, stop
+// deadline and all.
+type collector struct {
+	calls  int
+	target uint64
+	sample []metrics.Sample
+}
+
+const (
+	collectEvery = 2048    // calls between looks at the heap
+	collectFloor = 4 << 20 // bytes of heap that are not worth a collection
+)
+
+func (c *collector) tick() {
+	c.calls++
+	if c.calls%collectEvery != 0 {
+		return
+	}
+	if c.sample == nil {
+		c.sample = []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	}
+	metrics.Read(c.sample)
+	heap := c.sample[0].Value.Uint64()
+	if c.target == 0 {
+		c.target = heap + collectFloor
+	}
+	if heap < c.target {
+		return
+	}
+	runtime.GC()
+	metrics.Read(c.sample)
+	c.target = 2*c.sample[0].Value.Uint64() + collectFloor
+}
+
+func bytesText(n uint64) string {
+	switch {
+	case n >= 1<<30 && n%(1<<30) == 0:
+		return fmt.Sprintf("%dGi", n>>30)
+	case n >= 1<<20:
+		return fmt.Sprintf("%.4gMi", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
