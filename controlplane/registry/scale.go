@@ -8,6 +8,7 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -75,7 +76,8 @@ func setReplicas(obj runtime.Object, n int32) error {
 }
 
 // updateScale is an ordinary update of the main resource, seen through its
-// Scale.
+// Scale. The Scale that the mutation gets and returns carries the parent's
+// managedFields; the one that is returned to the caller has none.
 func (r *Registry) updateScale(ctx context.Context, served *manifests.Kind, namespace, name string, mutate Mutate, o WriteOptions) (runtime.Object, error) {
 	if !served.Scale {
 		return nil, apierrors.NewNotFound(gr(served), name+"/scale")
@@ -85,7 +87,13 @@ func (r *Registry) updateScale(ctx context.Context, served *manifests.Kind, name
 		if err != nil {
 			return nil, apierrors.NewInternalError(err)
 		}
-		ret, err := mutate(before.DeepCopy())
+		parent, err := meta.Accessor(cur)
+		if err != nil {
+			return nil, apierrors.NewInternalError(err)
+		}
+		given := before.DeepCopy()
+		given.ManagedFields = parent.GetManagedFields()
+		ret, err := mutate(given)
 		if err != nil {
 			return nil, err
 		}
@@ -108,6 +116,7 @@ func (r *Registry) updateScale(ctx context.Context, served *manifests.Kind, name
 		if err := setReplicas(cur, s.Spec.Replicas); err != nil {
 			return nil, apierrors.NewInternalError(err)
 		}
+		parent.SetManagedFields(s.ManagedFields)
 		return cur, nil
 	}, o)
 	if err != nil {

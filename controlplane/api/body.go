@@ -1,0 +1,197 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"unicode"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+)
+
+// decodeBody reads a typed object from the body. directive is
+// fieldValidation: Strict, Warn (also "") or Ignore.
+func (s *Server) decodeBody(rq *request, gvk schema.GroupVersionKind, into runtime.Object, directive string) (runtime.Object, error) {
+	info, err := s.codecs.input(rq.Request)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(rq.Body)
+	if err != nil {
+		return nil, err
+	}
+	if len(body) == 0 {
+		return nil, apierrors.NewBadRequest("the body of the request is empty")
+	}
+	ser := info.StrictSerializer
+	if directive == metav1.FieldValidationIgnore || ser == nil {
+		ser = info.Serializer
+	}
+	obj, got, err := ser.Decode(body, &gvk, into)
+	if err != nil {
+		strict, isStrict := runtime.AsStrictDecodingError(err)
+		switch {
+		case isStrict && obj != nil && directive != metav1.FieldValidationStrict:
+			for _, e := range strict.Errors() {
+				rq.warn(e.Error())
+			}
+		default:
+			return nil, decodeError(err, gvk, got, body)
+		}
+	}
+	if got != nil && *got != gvk {
+		return nil, wrongKind(*got, gvk)
+	}
+	obj.GetObjectKind().SetGroupVersionKind(gvk)
+	return obj, nil
+}
+
+func decodeError(err error, want schema.GroupVersionKind, got *schema.GroupVersionKind, body []byte) error {
+	if got != nil && got.Kind != "" {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", got.Kind, got.Version, want.Kind, err))
+	}
+	const most = 30
+	summary := fmt.Sprintf("%q", body[:min(len(body), most)])
+	if len(body) > most {
+		summary += " ..."
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", want.Kind, err, summary))
+}
+
+func wrongKind(got, want schema.GroupVersionKind) error {
+	if got.GroupVersion() != want.GroupVersion() {
+		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)",
+			got.GroupVersion(), want.GroupVersion()))
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s", got.Kind, got.Version, want.Kind))
+}
+
+// setNamespace makes body and address agree on the namespace.
+func setNamespace(rq *request, m metav1.Object) error {
+	switch ns := m.GetNamespace(); {
+	case !rq.kind.Namespaced:
+		m.SetNamespace("")
+	case ns == "":
+		m.SetNamespace(rq.info.namespace)
+	case ns != rq.info.namespace:
+		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+	}
+	return nil
+}
+
+// manager is the field manager of a write: the parameter, or the program
+// that the User-Agent names.
+func manager(r *http.Request, param string) string {
+	if param != "" {
+		return param
+	}
+	name, _, _ := strings.Cut(r.UserAgent(), "/")
+	var b strings.Builder
+	for _, c := range name {
+		if unicode.IsPrint(c) && b.Len()+len(string(c)) <= metav1validation.FieldManagerMaxLength {
+			b.WriteRune(c)
+		}
+	}
+	return b.String()
+}
+
+func invalidOptions(kind string, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
+}
+
+func (rq *request) writeOptions(manager string, dryRun []string) registry.WriteOptions {
+	return registry.WriteOptions{FieldManager: manager, DryRun: len(dryRun) > 0, Warn: rq.warn, User: rq.user.Name}
+}
+
+// deleteOptions reads them from the body, whatever its form, or from the
+// query if there is none.
+func (s *Server) deleteOptions(rq *request) (metav1.DeleteOptions, error) {
+	var o metav1.DeleteOptions
+	body, err := io.ReadAll(rq.Body)
+	if err != nil {
+		return o, err
+	}
+	if len(body) > 0 {
+		if err := s.decodeDeleteOptions(rq, body, &o); err != nil {
+			return o, err
+		}
+	} else {
+		q := rq.URL.Query()
+		if err := metav1.Convert_url_Values_To_v1_DeleteOptions(&q, &o, nil); err != nil {
+			return o, apierrors.NewBadRequest(err.Error())
+		}
+	}
+	if errs := metav1validation.ValidateDeleteOptions(&o); len(errs) > 0 {
+		return o, invalidOptions("DeleteOptions", errs)
+	}
+	return o, nil
+}
+
+func (s *Server) decodeDeleteOptions(rq *request, body []byte, o *metav1.DeleteOptions) error {
+	info, err := s.codecs.input(rq.Request)
+	if err != nil {
+		return err
+	}
+	gvk := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
+	obj, got, err := info.Serializer.Decode(body, &gvk, nil)
+	if d, ok := obj.(*metav1.DeleteOptions); ok && err == nil {
+		*o = *d
+		return nil
+	}
+	// Options in the name of a group that we do not serve are as good.
+	if info.MediaType == runtime.ContentTypeJSON && (got == nil || got.Kind == "DeleteOptions" || got.Kind == "") {
+		if jerr := json.Unmarshal(body, o); jerr == nil {
+			return nil
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("decoded object cannot be converted to DeleteOptions")
+	}
+	return decodeError(err, gvk, got, body)
+}
+
+func toRegistryDelete(rq *request, o *metav1.DeleteOptions) registry.DeleteOptions {
+	out := registry.DeleteOptions{GracePeriodSeconds: o.GracePeriodSeconds, DryRun: len(o.DryRun) > 0, Warn: rq.warn, User: rq.user.Name}
+	if o.Preconditions != nil {
+		out.UID, out.ResourceVersion = o.Preconditions.UID, o.Preconditions.ResourceVersion
+	}
+	switch {
+	case o.PropagationPolicy != nil:
+		out.Propagation = *o.PropagationPolicy
+	case o.OrphanDependents != nil && *o.OrphanDependents: //nolint:staticcheck // old clients send it
+		out.Propagation = metav1.DeletePropagationOrphan
+	case o.OrphanDependents != nil: //nolint:staticcheck // old clients send it
+		out.Propagation = metav1.DeletePropagationBackground
+	}
+	return out
+}
+
+func contentType(r *http.Request) string {
+	mt, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return ""
+	}
+	return mt
+}
+
+func accessor(obj runtime.Object) (metav1.Object, error) {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	return m, nil
+}

@@ -1,0 +1,167 @@
+package api
+
+import (
+	"io"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+)
+
+// serveResource finds what answers a request about API objects.
+func (s *Server) serveResource(rq *request) error {
+	in := &rq.info
+	if rk, ok := s.cfg.Reviews[ReviewKey{GVR: in.gvr, Subresource: in.subresource}]; ok {
+		if rq.Method != http.MethodPost {
+			return methodNotAllowed(in)
+		}
+		return s.review(rq, rk)
+	}
+	if in.gvr.Group == "" && in.gvr.Version == "v1" && in.gvr.Resource == "bindings" && in.subresource == "" && in.name == "" {
+		if rq.Method != http.MethodPost || in.namespace == "" {
+			return methodNotAllowed(in)
+		}
+		return s.bind(rq)
+	}
+	if rq.kind == nil {
+		return pathNotFound()
+	}
+	if !rq.kind.Namespaced && in.namespace != "" {
+		return pathNotFound()
+	}
+	if rq.kind.Namespaced && in.namespace == "" && (in.subresource != "" || pathName(rq) != "") {
+		return pathNotFound()
+	}
+	if in.subresource != "" {
+		return s.serveSubresource(rq)
+	}
+	return s.serveMain(rq)
+}
+
+// pathName is the name in the path; info.name may come from a selector.
+func pathName(rq *request) string {
+	if rq.info.verb == "list" || rq.info.verb == "deletecollection" || (rq.info.verb == "watch" && rq.info.fields != nil) {
+		return ""
+	}
+	return rq.info.name
+}
+
+func (s *Server) serveMain(rq *request) error {
+	switch in := &rq.info; in.verb {
+	case "get":
+		return s.get(rq)
+	case "list":
+		return s.list(rq)
+	case "watch":
+		return s.watch(rq)
+	case "create":
+		if in.name != "" || (rq.kind.Namespaced && in.namespace == "") {
+			return methodNotAllowed(in)
+		}
+		return s.create(rq)
+	case "update":
+		if in.name == "" {
+			return methodNotAllowed(in)
+		}
+		return s.update(rq, registry.Main)
+	case "patch":
+		if in.name == "" {
+			return methodNotAllowed(in)
+		}
+		return s.patch(rq, registry.Main)
+	case "delete":
+		return s.remove(rq)
+	case "deletecollection":
+		if (rq.kind.Namespaced && in.namespace == "") || rq.kind.GVK.Kind == "Namespace" {
+			return methodNotAllowed(in)
+		}
+		return s.removeCollection(rq)
+	default:
+		return methodNotAllowed(in)
+	}
+}
+
+// serveSubresource answers what hangs below one object.
+func (s *Server) serveSubresource(rq *request) error {
+	in, k := &rq.info, rq.kind
+	switch isPod := k.GVK.Kind == "Pod" && k.GVK.Group == ""; {
+	case in.subresource == "status" && k.Status:
+		return s.objectSubresource(rq, registry.Status)
+	case in.subresource == "scale" && k.Scale:
+		switch in.verb {
+		case "get":
+			return s.getScale(rq)
+		case "update":
+			return s.updateScale(rq)
+		case "patch":
+			return s.patch(rq, registry.Scale)
+		}
+	case in.subresource == "finalize" && k.GVK.Kind == "Namespace" && k.GVK.Group == "":
+		if in.verb == "update" {
+			return s.update(rq, registry.Finalize)
+		}
+	case !isPod:
+		return pathNotFound()
+	case in.subresource == "binding":
+		if in.verb == "create" {
+			return s.bind(rq)
+		}
+	case in.subresource == "eviction":
+		if in.verb == "create" {
+			return s.evict(rq)
+		}
+	case in.subresource == "ephemeralcontainers":
+		return s.objectSubresource(rq, registry.Ephemeral)
+	case in.subresource == "log":
+		if in.verb == "get" {
+			return s.logs(rq)
+		}
+	case in.subresource == "exec" || in.subresource == "attach" || in.subresource == "portforward":
+		if s.cfg.Streams == nil {
+			return pathNotFound()
+		}
+		if in.verb == "get" || in.verb == "create" {
+			p, err := s.pod(rq)
+			if err != nil {
+				return err
+			}
+			rq.w.code = http.StatusSwitchingProtocols
+			// The upgrade takes the connection over, so it needs the real writer.
+			s.cfg.Streams.ServeStream(rq.w.ResponseWriter, rq.Request, p, in.subresource)
+			return nil
+		}
+	default:
+		return pathNotFound()
+	}
+	return methodNotAllowed(in)
+}
+
+func (s *Server) objectSubresource(rq *request, sub registry.Subresource) error {
+	switch rq.info.verb {
+	case "get":
+		return s.get(rq)
+	case "update":
+		return s.update(rq, sub)
+	case "patch":
+		return s.patch(rq, sub)
+	}
+	return methodNotAllowed(&rq.info)
+}
+
+// rawBody reads a body whose kind is not known beforehand.
+func (s *Server) rawBody(rq *request) (runtime.SerializerInfo, []byte, error) {
+	info, err := s.codecs.input(rq.Request)
+	if err != nil {
+		return info, nil, err
+	}
+	body, err := io.ReadAll(rq.Body)
+	if err != nil {
+		return info, nil, err
+	}
+	if len(body) == 0 {
+		return info, nil, apierrors.NewBadRequest("the body of the request is empty")
+	}
+	return info, body, nil
+}

@@ -1,0 +1,154 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/internal/clock"
+)
+
+// PodLogs streams a container's log. Errors before the first byte become the
+// HTTP answer (use *apierrors.StatusError); after it, the connection ends.
+// What is written is flushed to the client as it comes.
+type PodLogs interface {
+	Logs(ctx context.Context, pod *corev1.Pod, opts *corev1.PodLogOptions, w io.Writer) error
+}
+
+// Review answers one create-only kind that is never stored
+// (SelfSubjectAccessReview, TokenReview, TokenRequest, ...). obj is decoded
+// and private; user is in ctx (auth.UserFrom). For a sub-resource, namespace
+// and name are those of the parent.
+type Review func(ctx context.Context, namespace, name string, obj runtime.Object) (runtime.Object, error)
+
+// ReviewKey names where a Review is served.
+type ReviewKey struct {
+	GVR         schema.GroupVersionResource
+	Subresource string
+}
+
+// ReviewKind is how a Review's body is decoded.
+type ReviewKind struct {
+	GVK    schema.GroupVersionKind
+	Review Review
+}
+
+// Streams serves exec, attach and port-forward of a pod. It owns the
+// connection from there on; errors are its own to write.
+type Streams interface {
+	ServeStream(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, subresource string)
+}
+
+// Config of a Server. Registry, Proposer, Authenticator and Authorizer are
+// required.
+type Config struct {
+	Registry      *registry.Registry
+	Proposer      state.Proposer // for linearizable reads
+	Authenticator auth.Authenticator
+	Authorizer    auth.Authorizer
+
+	Discovery http.Handler // /api, /apis and their group versions, /version
+	OpenAPI   http.Handler // /openapi/
+	// Schemas are the OpenAPI schemas by name, from which the converter of
+	// server-side apply is built on first use. Nil leaves managedFields
+	// alone and refuses apply patches.
+	Schemas func() map[string]*spec.Schema
+	Reviews map[ReviewKey]ReviewKind
+	Logs    PodLogs // nil: 501
+	Streams Streams // nil: 404
+	// Ready says why the server is not ready; nil is always ready.
+	Ready func(ctx context.Context) error
+	// Extra serves authorized requests of any other path; nil is 404.
+	Extra http.Handler
+
+	Metrics prometheus.Registerer // nil: none
+	Clock   clock.Clock           // nil is the machine's
+	Log     *slog.Logger
+
+	// MaxInFlight bounds ordinary requests that run at the same time
+	// (default 256), MaxWatches long ones: watches, logs, streams (default
+	// 10,000). One identity never gets more than half of either.
+	MaxInFlight, MaxWatches int
+	// RequestTimeout ends an ordinary request, default 60 s.
+	RequestTimeout time.Duration
+	// BookmarkInterval of watches that ask for bookmarks, default 1 minute.
+	BookmarkInterval time.Duration
+	// PageTTL is how long a continue token stays consistent, default 5
+	// minutes; MaxPages how many list versions are kept for that, default 32.
+	PageTTL  time.Duration
+	MaxPages int
+}
+
+// MaxBody is the largest request body, bytes: a Helm release with its
+// history entry must fit.
+const MaxBody = 3 << 20
+
+// Server is the API as an http.Handler.
+type Server struct {
+	cfg      Config
+	codecs   codecs
+	limiter  *limiter
+	metrics  *metrics
+	pages    *pages
+	encoded  *encodings
+	managers *managers
+
+	closing context.Context // ends at Close
+	stop    context.CancelFunc
+}
+
+// New returns a Server.
+func New(cfg Config) (*Server, error) {
+	if cfg.Registry == nil || cfg.Proposer == nil || cfg.Authenticator == nil || cfg.Authorizer == nil {
+		return nil, errors.New("api: registry, proposer, authenticator and authorizer are required")
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.System
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	setDefault(&cfg.MaxInFlight, 256)
+	setDefault(&cfg.MaxWatches, 10_000)
+	setDefault(&cfg.RequestTimeout, time.Minute)
+	setDefault(&cfg.BookmarkInterval, time.Minute)
+	setDefault(&cfg.PageTTL, 5*time.Minute)
+	setDefault(&cfg.MaxPages, 32)
+	s := &Server{
+		cfg: cfg, codecs: newCodecs(), limiter: newLimiter(cfg.MaxInFlight, cfg.MaxWatches),
+		pages: newPages(cfg.PageTTL, cfg.MaxPages), encoded: newEncodings(4 << 20),
+		managers: newManagers(cfg.Schemas),
+	}
+	s.closing, s.stop = context.WithCancel(context.Background())
+	var err error
+	if s.metrics, err = newMetrics(cfg.Metrics, s.limiter); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func setDefault[T ~int | ~int64](v *T, def T) {
+	if *v == 0 {
+		*v = def
+	}
+}
+
+// Close ends every watch and frees what paginated lists hold. Requests that
+// are running finish; their http.Server waits for them.
+func (s *Server) Close() error {
+	s.stop()
+	s.pages.close()
+	return nil
+}
