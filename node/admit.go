@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -60,12 +61,12 @@ func (ad *admission) decide(pod *corev1.Pod) *store.Verdict {
 	}
 	used := corev1.ResourceList{}
 	for _, o := range ad.others {
-		add(used, podRequests(&o.Spec))
+		add(used, manifests.PodRequests(o))
 	}
 	if max, ok := ad.allocatable[corev1.ResourcePods]; ok && int64(len(ad.others)+1) > max.Value() {
 		return no("OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(ad.others), max.Value())
 	}
-	for name, want := range podRequests(&pod.Spec) {
+	for name, want := range manifests.PodRequests(pod) {
 		have, ok := ad.allocatable[name]
 		if want.IsZero() || !ok && (name == corev1.ResourceEphemeralStorage || strings.HasPrefix(string(name), "hugepages-")) {
 			continue
@@ -91,44 +92,11 @@ func (ad *admission) decide(pod *corev1.Pod) *store.Verdict {
 	return nil
 }
 
-// podRequests is upstream's effective request: the larger of the sum of the
-// containers with the sidecars, and the most that init asks for at once.
-func podRequests(spec *corev1.PodSpec) corev1.ResourceList {
-	sum, sidecars, most := corev1.ResourceList{}, corev1.ResourceList{}, corev1.ResourceList{}
-	for i := range spec.Containers {
-		add(sum, spec.Containers[i].Resources.Requests)
-	}
-	for i := range spec.InitContainers {
-		c := &spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			add(sidecars, c.Resources.Requests)
-			raise(most, sidecars)
-			continue
-		}
-		now := corev1.ResourceList{}
-		add(now, c.Resources.Requests)
-		add(now, sidecars)
-		raise(most, now)
-	}
-	add(sum, sidecars)
-	raise(sum, most)
-	add(sum, spec.Overhead)
-	return sum
-}
-
 func add(to, from corev1.ResourceList) {
 	for name, q := range from {
 		have := to[name].DeepCopy()
 		have.Add(q)
 		to[name] = have
-	}
-}
-
-func raise(to, from corev1.ResourceList) {
-	for name, q := range from {
-		if have := to[name]; q.Cmp(have) > 0 {
-			to[name] = q.DeepCopy()
-		}
 	}
 }
 

@@ -254,6 +254,9 @@ func (a *Agent) podGone(w *worker) {
 	if err != nil {
 		a.log.Error("pod status cannot be encoded", "uid", w.uid, "err", err)
 	}
+	if s.rec.Static {
+		enc = nil // the cluster knows only the mirror, which goes with it
+	}
 	g := store.Gone{UID: w.uid, Namespace: s.rec.Namespace, Name: s.rec.Name, Status: enc}
 	for {
 		if err = a.c.Store.DeletePod(w.uid, &g); err == nil {

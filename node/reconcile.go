@@ -42,6 +42,9 @@ func (a *Agent) wanted() []*corev1.Pod {
 		if _, mirror := pod.Annotations[ConfigMirrorAnnotation]; mirror {
 			continue
 		}
+		if isStatic(pod) { // only files of this node are
+			pod.Annotations[ConfigSourceAnnotation] = "api"
+		}
 		out = append(out, pod)
 	}
 	slices.SortStableFunc(out, func(x, y *corev1.Pod) int {
@@ -215,7 +218,7 @@ func (a *Agent) mirrorOf(pod *corev1.Pod) []byte {
 	}
 	m := pod.DeepCopy()
 	m.APIVersion, m.Kind = "v1", "Pod"
-	m.Annotations[ConfigMirrorAnnotation] = pod.Annotations[ConfigHashAnnotation]
+	m.Annotations[ConfigMirrorAnnotation] = string(pod.UID)
 	m.Status = corev1.PodStatus{}
 	b, err := direct.Marshal(m)
 	if err != nil {

@@ -27,6 +27,7 @@ type report struct {
 	terminal             bool
 	gone                 bool
 	mirror               []byte
+	ports                map[int32]int32
 
 	version uint64 // rises with every change
 	acked   uint64 // version that is committed
@@ -128,7 +129,7 @@ func (r *reports) build(boot string) (*wire.Report, pending) {
 		}
 		out.Pods = append(out.Pods, wire.PodReport{
 			Namespace: e.namespace, Name: e.name, UID: uid, Status: e.status,
-			Terminal: e.terminal, Gone: e.gone, Mirror: e.mirror,
+			Terminal: e.terminal, Gone: e.gone, Mirror: e.mirror, Ports: e.ports,
 		})
 		p.versions[uid] = e.version
 	}

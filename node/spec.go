@@ -9,13 +9,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
-
-// stopDeadlineAnnotation lets a pod ask to be stopped that long after the
-// last contact (a Go duration), for work that must run at most once.
-const stopDeadlineAnnotation = "dunlin.dev/stop-deadline"
 
 // logPath is where one attempt of a container logs.
 func (a *Agent) logPath(namespace, name, uid, container string, attempt int) string {
@@ -48,7 +45,7 @@ func (a *Agent) containerSpec(s *podState, c *ctrState, id workload.ID, paths ma
 		Resources: resources(pod, c.spec, f.Allocatable),
 		Identity:  identity(pod, c.spec),
 		Stdin:     c.spec.Stdin, TTY: c.spec.TTY, Hostname: hostname(pod),
-		CgroupParent: "pods/" + qosFolder(qosClass(&pod.Spec)) + "/" + string(pod.UID),
+		CgroupParent: "pods/" + qosFolder(manifests.QOSClass(pod)) + "/" + string(pod.UID),
 		LogPath:      a.logPath(pod.Namespace, pod.Name, string(pod.UID), c.rec.Name, id.Attempt),
 		LogMaxBytes:  a.c.LogMaxBytes, LogMaxFiles: a.c.LogMaxFiles,
 		Annotations: pod.Annotations,
@@ -57,10 +54,10 @@ func (a *Agent) containerSpec(s *podState, c *ctrState, id workload.ID, paths ma
 	if sc := c.spec.SecurityContext; sc != nil && sc.ReadOnlyRootFilesystem != nil {
 		spec.ReadOnlyRoot = *sc.ReadOnlyRootFilesystem
 	}
-	if text := pod.Annotations[stopDeadlineAnnotation]; text != "" {
+	if text := pod.Annotations[manifests.AnnotationStopDeadline]; text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil {
-			return workload.Spec{}, configError(fmt.Errorf("annotation %s: %w", stopDeadlineAnnotation, err))
+			return workload.Spec{}, configError(fmt.Errorf("annotation %s: %w", manifests.AnnotationStopDeadline, err))
 		}
 		spec.StopDeadline = d
 	}
@@ -119,7 +116,7 @@ func resources(pod *corev1.Pod, c *corev1.Container, allocatable corev1.Resource
 		MemoryRequest:   c.Resources.Requests.Memory().Value(),
 		MemoryLimit:     c.Resources.Limits.Memory().Value(),
 	}
-	switch qosClass(&pod.Spec) { // upstream's figures
+	switch manifests.QOSClass(pod) { // upstream's figures
 	case corev1.PodQOSGuaranteed:
 		r.OOMScoreAdj = -997
 	case corev1.PodQOSBestEffort:

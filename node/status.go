@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/node/store"
 )
 
@@ -27,7 +28,7 @@ type facts struct {
 func (s *podState) status(f facts, now moment) corev1.PodStatus {
 	st := corev1.PodStatus{
 		ObservedGeneration: s.pod.Generation,
-		QOSClass:           qosClass(&s.pod.Spec),
+		QOSClass:           manifests.QOSClass(s.pod),
 	}
 	if s.rec.StartTime != 0 {
 		t := metav1.NewTime(time.UnixMilli(s.rec.StartTime).UTC().Truncate(time.Second))
@@ -284,33 +285,6 @@ func (s *podState) closedGates() string {
 		}
 	}
 	return ""
-}
-
-// qosClass is upstream's: Guaranteed when every container limits cpu and
-// memory and requests as much, BestEffort when none asks for anything.
-func qosClass(spec *corev1.PodSpec) corev1.PodQOSClass {
-	guaranteed, any := true, false
-	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i := range list {
-			r := &list[i].Resources
-			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
-				req, hasReq := r.Requests[name]
-				lim, hasLim := r.Limits[name]
-				hasReq, hasLim = hasReq && !req.IsZero(), hasLim && !lim.IsZero()
-				any = any || hasReq || hasLim
-				if !hasLim || hasReq && req.Cmp(lim) != 0 {
-					guaranteed = false
-				}
-			}
-		}
-	}
-	switch {
-	case !any:
-		return corev1.PodQOSBestEffort
-	case guaranteed:
-		return corev1.PodQOSGuaranteed
-	}
-	return corev1.PodQOSBurstable
 }
 
 func qosFolder(q corev1.PodQOSClass) string {

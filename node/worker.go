@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -61,6 +62,7 @@ type worker struct {
 	state   podState
 	saved   []byte // the record as it is on disk
 	sent    []byte // the status as it was last published
+	ports   map[int32]int32
 	paths   map[string]string
 	cancels map[int]context.CancelFunc // of prepares under way
 	complain
@@ -308,14 +310,18 @@ func (w *worker) publish() {
 		w.log.Error("pod status cannot be encoded", "err", err)
 		return
 	}
-	if bytes.Equal(enc, w.sent) {
+	var ports map[int32]int32
+	if s.rec.Allocation != nil {
+		ports = s.rec.Allocation.Ports
+	}
+	if bytes.Equal(enc, w.sent) && maps.Equal(ports, w.ports) {
 		return
 	}
-	w.sent = enc
+	w.sent, w.ports = enc, ports
 	w.a.reports.pod(report{
 		namespace: s.rec.Namespace, name: s.rec.Name, uid: w.uid, status: enc,
 		terminal: st.Phase == corev1.PodFailed || st.Phase == corev1.PodSucceeded,
-		mirror:   w.a.mirrorOf(s.pod),
+		mirror:   w.a.mirrorOf(s.pod), ports: ports,
 	})
 	w.a.remember(w.uid, s.pod, &st)
 }

@@ -95,6 +95,9 @@ type PodReport struct {
 	// Mirror: the pod is a static pod of the node; Object is the whole mirror
 	// Pod to create if it is missing.
 	Mirror []byte `cbor:"7,keyasint,omitempty"`
+	// Ports maps containerPort to the port where it is really reached, on
+	// nodes without a pod network (annotation dunlin.dev/ports).
+	Ports map[int32]int32 `cbor:"8,keyasint,omitempty"`
 }
 
 // EventReport is one Event for the soft store.
