@@ -16,6 +16,9 @@ const MaxEntryBytes = 16 << 20
 // ErrMalformed says that bytes are not an entry or a record at all.
 var ErrMalformed = errors.New("state: malformed encoding")
 
+// ErrTooLarge says that an op is larger than an entry may be.
+var ErrTooLarge = errors.New("state: object too large")
+
 // ErrNewerFormat says that bytes were written by a newer version.
 var ErrNewerFormat = errors.New("state: written by a newer version; upgrade this server")
 
@@ -63,6 +66,39 @@ var codec = func() codecModes {
 // EncodeEntry encodes ops as the payload of one Raft entry.
 func EncodeEntry(ops []Op) ([]byte, error) {
 	b, err := codec.enc.Marshal(entry{Version: EntryVersion, Ops: ops})
+	if err != nil {
+		return nil, fmt.Errorf("encode entry: %w", err)
+	}
+	return b, nil
+}
+
+// EncodeOp encodes one op, for JoinEntry. It refuses an op that no entry
+// could carry.
+func EncodeOp(o *Op) ([]byte, error) {
+	b, err := codec.enc.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("encode op: %w", err)
+	}
+	if len(b) > MaxEntryBytes-entryOverhead {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(b), MaxEntryBytes-entryOverhead)
+	}
+	return b, nil
+}
+
+// entryOverhead is more than an entry adds to its ops.
+const entryOverhead = 64
+
+// JoinEntry makes one entry of ops that EncodeOp encoded: the same bytes as
+// EncodeEntry of the ops.
+func JoinEntry(ops [][]byte) ([]byte, error) {
+	raw := make([]cbor.RawMessage, len(ops))
+	for i := range ops {
+		raw[i] = ops[i]
+	}
+	b, err := codec.enc.Marshal(struct {
+		Version uint8             `cbor:"1,keyasint"`
+		Ops     []cbor.RawMessage `cbor:"2,keyasint"`
+	}{EntryVersion, raw})
 	if err != nil {
 		return nil, fmt.Errorf("encode entry: %w", err)
 	}

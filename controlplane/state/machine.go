@@ -134,3 +134,10 @@ func (v *view) each(f func(*Record) error) error {
 	}
 	return nil
 }
+
+// Halted returns the error that stopped this replica, if any.
+func (m *Machine) Halted() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.halted
+}

@@ -1,0 +1,30 @@
+package consensus
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// newRaftLogger routes Raft's own log lines to slog, from WARN on.
+func newRaftLogger(log *slog.Logger, name string) hclog.Logger {
+	l := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: name, Level: hclog.Warn, Output: io.Discard})
+	l.RegisterSink(slogSink{log.With("part", name)})
+	return l
+}
+
+type slogSink struct{ log *slog.Logger }
+
+// Accept implements hclog.SinkAdapter.
+func (s slogSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
+	l := slog.LevelWarn
+	switch {
+	case level < hclog.Warn:
+		return
+	case level >= hclog.Error:
+		l = slog.LevelError
+	}
+	s.log.Log(context.Background(), l, msg, args...)
+}

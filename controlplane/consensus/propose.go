@@ -1,0 +1,227 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dunlin-project/dunlin/controlplane/state"
+)
+
+const (
+	// batchBytes bounds one Raft entry, unless a single op is larger.
+	batchBytes = 1 << 20
+	// enqueueTimeout bounds the wait for Raft's main goroutine, which is
+	// stuck only while the disk is.
+	enqueueTimeout = 10 * time.Second
+)
+
+// proposal is one call of Propose.
+type proposal struct {
+	ops     [][]byte
+	deletes bool // nothing but deletions
+	done    chan outcome
+}
+
+type outcome struct {
+	results []state.Result
+	err     error
+}
+
+// Propose implements state.Proposer. All calls that arrive while one entry is
+// being synced share the next one: one fsync carries them all.
+func (n *Node) Propose(ctx context.Context, ops []state.Op) ([]state.Result, error) {
+	if len(ops) == 0 {
+		return nil, nil
+	}
+	p := &proposal{ops: make([][]byte, len(ops)), deletes: true, done: make(chan outcome, 1)}
+	for i := range ops {
+		b, err := state.EncodeOp(&ops[i])
+		if err != nil {
+			return nil, err
+		}
+		p.ops[i] = b
+		p.deletes = p.deletes && ops[i].Type == state.OpDelete
+	}
+	if _, leading := n.Leadership(); !leading {
+		return nil, n.notLeading()
+	}
+	return n.submit(ctx, p)
+}
+
+func (n *Node) submit(ctx context.Context, p *proposal) ([]state.Result, error) {
+	select {
+	case n.queue <- p:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-n.ctx.Done():
+		return nil, ErrClosed
+	}
+	n.proposals.Add(1)
+	select {
+	case o := <-p.done:
+		return o.results, o.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-n.ctx.Done():
+		return nil, ErrClosed
+	}
+}
+
+// notLeading says why this server cannot take a write.
+func (n *Node) notLeading() error {
+	if err := n.Err(); err != nil {
+		return err
+	}
+	if n.ctx.Err() != nil {
+		return ErrClosed
+	}
+	if err := n.faults.get(); err != nil {
+		return fmt.Errorf("%w: %w", state.ErrDiskFull, err)
+	}
+	return state.ErrNotLeader
+}
+
+// batch is the one goroutine that hands entries to Raft.
+func (n *Node) batch() {
+	for {
+		select {
+		case p := <-n.queue:
+			n.commit(n.gather(p))
+		case <-n.ctx.Done():
+			return
+		}
+	}
+}
+
+// gather takes what waits, up to the size of one entry.
+func (n *Node) gather(p *proposal) []*proposal {
+	batch, size := []*proposal{p}, p.size()
+	for size < batchBytes {
+		select {
+		case p = <-n.queue:
+			batch = append(batch, p)
+			size += p.size()
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+func (p *proposal) size() int {
+	n := 0
+	for _, op := range p.ops {
+		n += len(op)
+	}
+	return n
+}
+
+// commit writes the batch, one entry where it fits, and hands out results.
+func (n *Node) commit(batch []*proposal) {
+	batch = n.refuseIfFull(batch)
+	var ops [][]byte
+	for _, p := range batch {
+		ops = append(ops, p.ops...)
+	}
+	var results []state.Result
+	var err error
+	for err == nil && len(ops) > 0 {
+		take, size := 1, len(ops[0])
+		for take < len(ops) && size+len(ops[take]) <= batchBytes {
+			size += len(ops[take])
+			take++
+		}
+		var part []state.Result
+		part, err = n.apply(ops[:take])
+		results = append(results, part...)
+		ops = ops[take:]
+	}
+	for _, p := range batch {
+		if len(results) < len(p.ops) {
+			p.done <- outcome{err: err}
+			continue
+		}
+		p.done <- outcome{results: results[:len(p.ops):len(p.ops)]}
+		results = results[len(p.ops):]
+	}
+	select {
+	case n.snapshots <- struct{}{}:
+	default:
+	}
+}
+
+// apply commits one entry and waits until it is applied here.
+func (n *Node) apply(ops [][]byte) ([]state.Result, error) {
+	b, err := state.JoinEntry(ops)
+	if err != nil {
+		return nil, err
+	}
+	n.entries.Add(1)
+	f := n.raft.Apply(b, enqueueTimeout)
+	if err := f.Error(); err != nil {
+		return nil, n.commitError(err)
+	}
+	// Errors of the state machine arrive in the response, not in the error.
+	a, ok := f.Response().(applied)
+	if !ok {
+		return nil, fmt.Errorf("raft answered with a %T", f.Response())
+	}
+	n.faults.clearWrite()
+	return a.results, a.err
+}
+
+func (n *Node) commitError(err error) error {
+	switch {
+	case n.Err() != nil:
+		return n.Err()
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return fmt.Errorf("%w: %w", state.ErrNotLeader, err)
+	case errors.Is(err, raft.ErrRaftShutdown):
+		return ErrClosed
+	case diskFault(err):
+		return fmt.Errorf("%w: %w", state.ErrDiskFull, err)
+	case errors.Is(err, raft.ErrLeadershipLost), errors.Is(err, raft.ErrEnqueueTimeout):
+		if fault := n.faults.get(); fault != nil {
+			return fmt.Errorf("%w: %w", state.ErrDiskFull, fault)
+		}
+		return fmt.Errorf("%w: %w", state.ErrNoQuorum, err)
+	}
+	return fmt.Errorf("commit: %w", err)
+}
+
+// refuseIfFull answers proposals for which the disk has no room, before Raft
+// sees them: what it saw could still be committed later. The reserve keeps
+// the log able to shrink: a snapshot fits, and deletions are still taken.
+func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
+	free, err := n.disk.free(n.cfg.Dir)
+	if err != nil {
+		return batch // the write will say
+	}
+	reserve := n.cfg.ReserveBytes
+	if reserve == 0 {
+		reserve = 2*int64(n.cfg.SegmentBytes) + n.machine.Bytes()
+	}
+	if free >= reserve {
+		if n.faults.clearFull() {
+			n.log.Info("the state folder has room again", "free", free)
+		}
+		return batch
+	}
+	full := fmt.Errorf("%w: %s has %d KiB left, needs %d", state.ErrDiskFull, n.cfg.Dir, free>>10, reserve>>10)
+	if n.faults.markFull(full) {
+		n.log.Error("the state folder is nearly full: reads and deletions go on, other writes are refused", "free", free, "reserve", reserve)
+	}
+	taken := batch[:0]
+	for _, p := range batch {
+		if p.deletes && free >= reserve/2 {
+			taken = append(taken, p)
+			continue
+		}
+		p.done <- outcome{err: full}
+	}
+	return taken
+}
