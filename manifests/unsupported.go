@@ -83,6 +83,7 @@ type walker struct {
 	refused  field.ErrorList
 	wasm     bool // the pod is of the Wasm runtime
 	init     bool // inside an init container
+	inMemory bool // inside an emptyDir of medium Memory
 }
 
 func (w *walker) warn(at *field.Path, why string) {
@@ -105,6 +106,9 @@ func (w *walker) podSpec(at *field.Path, s *corev1.PodSpec) {
 
 // walk judges the set fields of a struct. key is its place in the table.
 func (w *walker) walk(at *field.Path, v reflect.Value, key string, t fieldTable) {
+	if e, ok := v.Interface().(corev1.EmptyDirVolumeSource); ok {
+		w.inMemory = e.Medium == corev1.StorageMediumMemory
+	}
 	for i := 0; i < v.NumField(); i++ {
 		f := v.Type().Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -204,7 +208,6 @@ var podFields = sync.OnceValue(func() fieldTable {
 		"dnsConfig":                    {why: "not implemented, the node's resolver is used"},
 		"imagePullSecrets":             {why: "not implemented, images are fetched without credentials"},
 		"hostAliases":                  {why: "not implemented, the names are not added to the pod's hosts file"},
-		"readinessGates":               {why: "not implemented, the pod is Ready when its containers are"},
 		"topologySpreadConstraints":    {why: "not implemented, ignored when the pod is placed"},
 		"setHostnameAsFQDN":            {why: "not implemented, the hostname stays short", unless: is("false")},
 		"hostnameOverride":             {why: "not implemented, the hostname is that of spec.hostname or the pod's name"},
@@ -225,7 +228,7 @@ var podFields = sync.OnceValue(func() fieldTable {
 	}
 	below(t, "", "restartPolicy", "terminationGracePeriodSeconds", "activeDeadlineSeconds", "nodeSelector", "serviceAccountName",
 		"serviceAccount", "nodeName", "hostNetwork", "hostname", "subdomain", "schedulerName", "tolerations", "priorityClassName",
-		"priority", "runtimeClassName", "enableServiceLinks", "preemptionPolicy", "overhead", "schedulingGates")
+		"priority", "runtimeClassName", "enableServiceLinks", "preemptionPolicy", "overhead", "schedulingGates", "readinessGates")
 	below(t, "securityContext.", "runAsUser", "runAsGroup", "runAsNonRoot", "fsGroup", "supplementalGroups", "supplementalGroupsPolicy")
 	profiles(t)
 	volumeFieldsOf(t)
@@ -254,18 +257,18 @@ func volumeFieldsOf(t fieldTable) {
 	}
 	below(t, "volumes.", "name", "hostPath")
 	for name, fields := range map[string][]string{
-		"emptyDir": {}, "configMap": {"name", "items", "defaultMode", "optional"},
+		"emptyDir": {"medium"}, "configMap": {"name", "items", "defaultMode", "optional"},
 		"secret": {"secretName", "items", "defaultMode", "optional"}, "downwardAPI": {"items", "defaultMode"},
 		"projected": {"defaultMode"},
 	} {
 		t["volumes."+name] = verdict{descend: true}
 		below(t, "volumes."+name+".", fields...)
 	}
-	t["volumes.emptyDir.medium"] = verdict{why: "not implemented, the folder is kept on the node's disk"}
-	t["volumes.emptyDir.sizeLimit"] = verdict{why: "not implemented, the size is not limited"}
+	t["volumes.emptyDir.sizeLimit"] = verdict{why: "limits a folder in memory (medium: Memory) only; the size on disk is not limited",
+		unless: func(_ reflect.Value, w *walker) bool { return w.inMemory }}
 	t["volumes.projected.sources"] = verdict{descend: true}
 	below(t, "volumes.projected.sources.", "secret", "configMap", "downwardAPI")
-	t["volumes.projected.sources.serviceAccountToken"] = verdict{refuse: true, why: "service account tokens are not issued"}
+	t["volumes.projected.sources.serviceAccountToken"] = verdict{why: "service account tokens are not issued, the file is missing"}
 	t["volumes.projected.sources.clusterTrustBundle"] = verdict{refuse: true, why: "cluster trust bundles are not implemented"}
 	t["volumes.projected.sources.podCertificate"] = verdict{refuse: true, why: "pod certificates are not implemented"}
 }
@@ -295,9 +298,8 @@ var containerFields = sync.OnceValue(func() fieldTable {
 		"restartPolicy":    {why: "not implemented, the pod's restartPolicy applies", unless: restartOfInit},
 		"restartPolicyRules": {
 			why: "not implemented, the pod's restartPolicy applies"},
-		"volumeDevices":            {refuse: true, why: "block devices are not implemented"},
-		"volumeMounts":             {descend: true},
-		"volumeMounts.subPathExpr": {refuse: true, why: "not implemented: another folder would be mounted; use subPath"},
+		"volumeDevices": {refuse: true, why: "block devices are not implemented"},
+		"volumeMounts":  {descend: true},
 		"volumeMounts.mountPropagation": {
 			refuse: true, why: "mounts are not propagated", unless: is("None", "HostToContainer")},
 		"volumeMounts.recursiveReadOnly": {
@@ -327,7 +329,7 @@ var containerFields = sync.OnceValue(func() fieldTable {
 	below(t, "env.valueFrom.", "fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef")
 	t["env.valueFrom.fileKeyRef"] = verdict{refuse: true, why: "not implemented: the variable would be missing"}
 	below(t, "resources.", "requests")
-	below(t, "volumeMounts.", "name", "readOnly", "mountPath", "subPath")
+	below(t, "volumeMounts.", "name", "readOnly", "mountPath", "subPath", "subPathExpr")
 	below(t, "lifecycle.preStop.", "httpGet", "sleep")
 	below(t, "securityContext.", "runAsUser", "runAsGroup", "runAsNonRoot", "readOnlyRootFilesystem", "allowPrivilegeEscalation")
 	below(t, "securityContext.capabilities.", "drop")

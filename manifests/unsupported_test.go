@@ -45,6 +45,9 @@ func wasmPod(change ...func(*corev1.Pod)) *corev1.Pod {
 func TestUnsupportedIsSilentOnWhatIsImplemented(t *testing.T) {
 	for _, obj := range []runtime.Object{
 		wasmPod(),
+		wasmPod(func(p *corev1.Pod) {
+			p.Spec.Volumes[0].EmptyDir = &corev1.EmptyDirVolumeSource{Medium: "Memory", SizeLimit: resource.NewQuantity(1<<20, resource.BinarySI)}
+		}),
 		&corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}, Selector: map[string]string{"a": "b"}, ClusterIP: "10.43.0.1"}},
 		&corev1.ServiceAccount{TypeMeta: metav1.TypeMeta{Kind: "ServiceAccount", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: "x"}},
 		&corev1.ConfigMap{Data: map[string]string{"a": "b"}},
@@ -94,7 +97,9 @@ func TestUnsupportedNamesFields(t *testing.T) {
 		{"udp", first(func(c *corev1.Container) { c.Ports[0].Protocol = corev1.ProtocolUDP }), "spec.containers[0].ports[0].protocol", true},
 		{"aliases", func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{IP: "1.2.3.4"}} }, "spec.hostAliases", false},
 		{"tty", first(func(c *corev1.Container) { c.TTY = true }), "spec.containers[0].tty", false},
-		{"memory medium", func(p *corev1.Pod) { p.Spec.Volumes[0].EmptyDir = &corev1.EmptyDirVolumeSource{Medium: "Memory"} }, "spec.volumes[0].emptyDir.medium", false},
+		{"size on disk", func(p *corev1.Pod) {
+			p.Spec.Volumes[0].EmptyDir = &corev1.EmptyDirVolumeSource{SizeLimit: resource.NewQuantity(1<<20, resource.BinarySI)}
+		}, "spec.volumes[0].emptyDir.sizeLimit", false},
 		{"storage limit", first(func(c *corev1.Container) { c.Resources.Limits["ephemeral-storage"] = resource.MustParse("1Gi") }), "spec.containers[0].resources.limits[ephemeral-storage]", false},
 		{"anti-affinity", func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}} }, "spec.affinity.podAntiAffinity", false},
 	} {
