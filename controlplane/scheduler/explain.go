@@ -15,6 +15,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/scheduler/plan"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 )
 
 // refreshFigures is how old the figures in a message may get while its
@@ -40,7 +41,7 @@ func (s *Scheduler) explain(ctx context.Context, pods []*waitingPod) {
 		}
 		p.written = now
 		g.Go(func() error {
-			if err := s.writeUnschedulable(ctx, p, message); err != nil && ctx.Err() == nil {
+			if err := s.writeCondition(ctx, h, corev1.PodReasonUnschedulable, message); err != nil && ctx.Err() == nil {
 				s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
 			}
 			return nil
@@ -71,8 +72,21 @@ func (s *Scheduler) saysSame(p *waitingPod, message string) bool {
 
 var errNotOurs = errors.New("the pod has a node or is another one")
 
-func (s *Scheduler) writeUnschedulable(ctx context.Context, p *waitingPod, message string) error {
-	h := &p.rec.Header
+// markGated says of new gated pods that their gates hold them (KEP-3521).
+func (s *Scheduler) markGated(ctx context.Context) {
+	list := s.gated
+	s.gated = nil
+	for _, r := range list {
+		err := s.writeCondition(ctx, &r.Header, corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates")
+		if err != nil && ctx.Err() == nil {
+			s.cfg.Log.Debug("condition not written", "pod", r.Header.Key.Namespace+"/"+r.Header.Key.Name, "error", err)
+		}
+	}
+}
+
+// writeCondition sets PodScheduled=False; a condition that says it already
+// is not written again.
+func (s *Scheduler) writeCondition(ctx context.Context, h *state.Header, reason, message string) error {
 	at := metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
 	_, err := s.cfg.Store.Update(ctx, podGK, h.Key.Namespace, h.Key.Name, registry.Status, func(cur runtime.Object) (runtime.Object, error) {
 		pod, ok := cur.(*corev1.Pod)
@@ -80,7 +94,7 @@ func (s *Scheduler) writeUnschedulable(ctx context.Context, p *waitingPod, messa
 			return nil, errNotOurs
 		}
 		want := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-			Reason: corev1.PodReasonUnschedulable, Message: message, LastTransitionTime: at}
+			Reason: reason, Message: message, LastTransitionTime: at}
 		for i := range pod.Status.Conditions {
 			c := &pod.Status.Conditions[i]
 			if c.Type != corev1.PodScheduled {

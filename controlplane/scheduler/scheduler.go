@@ -31,6 +31,8 @@ type Scheduler struct {
 	queue   *queue
 	classes *classes
 	after   uint64 // events up to here are in
+	// gated pods whose condition is to be looked at.
+	gated []*state.Record
 }
 
 // New makes a Scheduler for one term.
@@ -119,6 +121,7 @@ func (s *Scheduler) loop(ctx context.Context, batches <-chan []state.Event) erro
 	defer flush.Stop()
 	for {
 		s.drain(batches)
+		s.markGated(ctx)
 		wait := s.queue.promote(time.Now())
 		s.gauge()
 		if s.queue.active.Len() > 0 {
@@ -261,6 +264,9 @@ func (s *Scheduler) setPod(r *state.Record) {
 			return
 		}
 		s.queue.put(r, c)
+		if h.Gated {
+			s.gated = append(s.gated, r)
+		}
 	}
 }
 
@@ -278,6 +284,7 @@ func (s *Scheduler) runtimesChanged() {
 // placed, in the caller's goroutine: for tests and the simulation.
 func (s *Scheduler) Settle(ctx context.Context) error {
 	s.resync()
+	s.markGated(ctx)
 	for s.queue.active.Len() > 0 {
 		if err := s.Step(ctx); err != nil {
 			return err

@@ -19,6 +19,8 @@ type Shape struct {
 	// dunlin.dev/runtime.<handler>=true. Empty handler: no demand.
 	RuntimeClass, Handler string
 
+	// The memory, of one set of nodes.
+	of       *Nodes
 	latest   uint32
 	versions []uint32
 	verdicts []verdict
@@ -48,8 +50,11 @@ const preferWeight = 4
 // judge brings the shape's verdicts up to date with the nodes, looking only
 // at those that changed.
 func (s *Shape) judge(n *Nodes) {
-	if s.versions != nil && s.latest == n.latest && len(s.versions) == len(n.info) {
+	if s.of == n && s.latest == n.latest && len(s.versions) == len(n.info) {
 		return
+	}
+	if s.of != n {
+		s.of, s.versions, s.verdicts, s.prefer = n, nil, nil, nil
 	}
 	for len(s.versions) < len(n.info) {
 		s.versions = append(s.versions, 0)
