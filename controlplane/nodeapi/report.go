@@ -212,6 +212,12 @@ func mergePodStatus(pod *corev1.Pod, said *corev1.PodStatus) (corev1.PodStatus, 
 	if out.StartTime == nil || (cur.StartTime != nil && cur.StartTime.Before(out.StartTime)) {
 		out.StartTime = cur.StartTime
 	}
+	if out.PodIP != "" && len(out.PodIPs) == 0 {
+		out.PodIPs = []corev1.PodIP{{IP: out.PodIP}}
+	}
+	if out.HostIP != "" && len(out.HostIPs) == 0 {
+		out.HostIPs = []corev1.HostIP{{IP: out.HostIP}}
+	}
 	out.Conditions = nil
 	for _, c := range cur.Conditions {
 		i := slices.IndexFunc(said.Conditions, func(o corev1.PodCondition) bool { return o.Type == c.Type })

@@ -1,0 +1,345 @@
+package nodelink
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/node/link"
+	"github.com/dunlin-project/dunlin/pki"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+func serverRoots(ca *pki.CA) []*x509.Certificate { return []*x509.Certificate{ca.Cert} }
+
+func TestMainPath(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("Rpi_Node1")
+	if got := id.Grant().NodeName; got != "rpi-node1" {
+		t.Fatalf("name %q", got)
+	}
+	a := runLink(t, id, func(c *link.Config) { c.Streams = logs{} })
+	eventually(t, "lease acknowledged", a.Connected)
+	n := s.node("rpi-node1")
+	if n.Spec.PodCIDR != "10.42.0.0/24" || !strings.HasPrefix(n.Spec.ProviderID, "dunlin://c-test/node/") {
+		t.Fatalf("node spec %+v", n.Spec)
+	}
+	r, err := a.Report(t.Context(), &wire.Report{BootID: "b", Seq: 1, Node: encode(t, nodeSays())})
+	must(t, err)
+	if r.Refused != "" {
+		t.Fatal(r.Refused)
+	}
+	n = s.node("rpi-node1")
+	if n.Labels["kubernetes.io/arch"] != "arm64" || n.Labels["node-role.kubernetes.io/master"] != "" || n.Status.Conditions[0].Status != "True" {
+		t.Fatalf("node %+v", n)
+	}
+	first, err := a.Pull(t.Context(), wire.PullRequest{})
+	must(t, err)
+	if len(first.Objects) != 1 || first.Objects[0].Ref.Kind != "Node" || first.PodCIDRs[0] != "10.42.0.0/24" || len(first.Keyring) != 1 {
+		t.Fatalf("assignment %+v", first)
+	}
+	a.set(first.Generation)
+
+	for len(a.Hints()) > 0 {
+		<-a.Hints()
+	}
+	s.create(boundPod("p", "rpi-node1"))
+	<-a.Hints()
+	asg, err := a.Pull(t.Context(), wire.PullRequest{Generation: first.Generation, Have: have(first)})
+	must(t, err)
+	if len(asg.Objects) != 1 || asg.Objects[0].Ref.Kind != "Pod" || len(asg.Keep) != 1 {
+		t.Fatalf("assignment %+v", asg)
+	}
+	a.set(asg.Generation)
+	// What the pod refers to appears later, and reaches the node.
+	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cfg"}, Data: map[string]string{"a": "b"}})
+	<-a.Hints()
+	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "top"}, Data: map[string][]byte{"k": []byte("v")}})
+	eventually(t, "all objects", func() bool {
+		asg, err = a.Pull(t.Context(), wire.PullRequest{})
+		must(t, err)
+		return len(asg.Objects) == 4
+	})
+	a.set(asg.Generation)
+
+	// The node's own status brings no new generation.
+	p := s.pod("p")
+	st := &corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.42.0.5", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: "True"}}}
+	r, err = a.Report(t.Context(), &wire.Report{BootID: "b", Seq: 2, Pods: []wire.PodReport{
+		{Namespace: "default", Name: "p", UID: string(p.UID), Status: encode(t, st)},
+		{Namespace: "default", Name: "p", UID: "another", Status: encode(t, st)},
+		{Namespace: "default", Name: "nobody", UID: "u3", Status: encode(t, st)},
+	}, Events: []wire.EventReport{{Object: wire.Ref{Kind: "Pod", Namespace: "default", Name: "p"}, Type: "Normal", Reason: "Started"}}})
+	must(t, err)
+	if len(r.Committed) != 1 || r.Committed[0] != string(p.UID) || len(r.Unknown) != 2 {
+		t.Fatalf("reply %+v", r)
+	}
+	if p = s.pod("p"); p.Status.Phase != corev1.PodRunning || p.Status.PodIP != "10.42.0.5" {
+		t.Fatalf("status %+v", p.Status)
+	}
+	if !s.events.has("Started") {
+		t.Fatal("event lost")
+	}
+	same, err := a.Pull(t.Context(), wire.PullRequest{Generation: asg.Generation})
+	must(t, err)
+	if !same.Unchanged {
+		t.Fatalf("the node's own status changed the assignment: %+v", same)
+	}
+
+	var out bytes.Buffer
+	must(t, s.api.Logs(t.Context(), p, &corev1.PodLogOptions{Container: "c"}, &out))
+	if !strings.HasPrefix(out.String(), "default/p "+string(p.UID)+" c\n") || out.Len() < 100_000 {
+		t.Fatalf("log of %d bytes: %.60s", out.Len(), out.String())
+	}
+	missing := p.DeepCopy()
+	missing.Name = "missing"
+	if err := s.api.Logs(t.Context(), missing, &corev1.PodLogOptions{}, &out); !apierrors.IsNotFound(err) {
+		t.Fatalf("log of nothing: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, cancel)
+	if err := s.api.Logs(ctx, p, &corev1.PodLogOptions{Follow: true}, &out); !errors.Is(err, context.Canceled) {
+		t.Fatalf("followed log: %v", err)
+	}
+
+	// Deletion: marked, reported gone, removed.
+	_, gone, err := s.store.Delete(t.Context(), podGK, "default", "p", registry.DeleteOptions{})
+	must(t, err)
+	if gone {
+		t.Fatal("a running pod must not go at once")
+	}
+	r, err = a.Report(t.Context(), &wire.Report{BootID: "b", Seq: 3, Pods: []wire.PodReport{{Namespace: "default", Name: "p", UID: string(p.UID), Gone: true}}})
+	must(t, err)
+	if len(r.Committed) != 1 {
+		t.Fatalf("reply %+v", r)
+	}
+	if _, err := s.store.Get(podGK, "default", "p"); !apierrors.IsNotFound(err) {
+		t.Fatalf("still there: %v", err)
+	}
+}
+
+func have(a *wire.Assignment) map[string]uint64 {
+	m := map[string]uint64{}
+	for _, o := range a.Objects {
+		m[o.UID] = o.ResourceVersion
+	}
+	return m
+}
+
+func TestJoinRefusals(t *testing.T) {
+	s := start(t, options{ns: true})
+	ctx := t.Context()
+	line, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{TTL: time.Minute}, nil)
+	must(t, err)
+	join := func(l pki.JoinLine, id *pki.NodeIdentity) error {
+		t.Helper()
+		if id == nil {
+			id, err = pki.OpenNodeIdentity(t.TempDir())
+			must(t, err)
+		}
+		return link.Join(ctx, link.JoinConfig{Line: l, Identity: id, Name: "raspberrypi"})
+	}
+	wrong := line
+	wrong.Secret = strings.Repeat("a", len(line.Secret))
+	if err := join(wrong, nil); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), "secret is wrong") {
+		t.Errorf("wrong secret: %v", err)
+	}
+	pinned := line
+	pinned.Pin = strings.Repeat("A", len(line.Pin))
+	if err := join(pinned, nil); !errors.Is(err, pki.ErrUntrusted) {
+		t.Errorf("wrong pin: %v", err)
+	}
+	id, err := pki.OpenNodeIdentity(t.TempDir())
+	must(t, err)
+	must(t, join(line, id))
+	must(t, join(line, id)) // the answer was lost: the same key may ask again
+	if err := join(line, nil); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), "used already") {
+		t.Errorf("used twice: %v", err)
+	}
+	late, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{TTL: time.Minute}, nil)
+	must(t, err)
+	s.clock.jump(2 * time.Minute)
+	if err := join(late, nil); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), "expired") {
+		t.Errorf("expired: %v", err)
+	}
+	// Five boards with the default name are five nodes.
+	multi, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{Uses: 4}, nil)
+	must(t, err)
+	names := map[string]bool{id.Grant().NodeName: true}
+	for range 4 {
+		id, err := pki.OpenNodeIdentity(t.TempDir())
+		must(t, err)
+		must(t, join(multi, id))
+		names[id.Grant().NodeName] = true
+	}
+	if len(names) != 5 {
+		t.Errorf("names %v", names)
+	}
+	must(t, s.api.Revoke(ctx, id.Grant().NodeName))
+	again, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{}, nil)
+	must(t, err)
+	if err := join(again, id); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), "banned") {
+		t.Errorf("revoked node joined again: %v", err)
+	}
+}
+
+// An expired certificate renews itself over the limited connection, and a
+// revoked one does not.
+func TestExpiredRenews(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("n1")
+	old := id.Certificate().Leaf.SerialNumber
+	s.clock.jump(400 * 24 * time.Hour)
+	a := runLink(t, id, func(c *link.Config) { c.Clock = s.clock })
+	eventually(t, "connected after renewal", a.Connected)
+	if id.Certificate().Leaf.SerialNumber.Cmp(old) == 0 {
+		t.Fatal("not renewed")
+	}
+	must(t, s.api.Revoke(t.Context(), "n1"))
+	eventually(t, "revoked and cut", func() bool { return !s.api.Connected("n1") })
+	a.stop()
+	b := runLink(t, id, nil)
+	eventually(t, "tried", func() bool { return b.Status().Attempts >= 2 })
+	if b.Connected() || s.api.Connected("n1") {
+		t.Fatal("a revoked node came back")
+	}
+}
+
+func TestWrongClockOnNode(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("n1")
+	past := &wall{off: -50 * 365 * 24 * time.Hour}
+	hints := make(chan link.TimeHint, 16)
+	a := runLink(t, id, func(c *link.Config) {
+		c.Clock = past
+		c.Time = func(h link.TimeHint) {
+			select {
+			case hints <- h:
+			default:
+			}
+		}
+	})
+	eventually(t, "connected with a clock of 1976", a.Connected)
+	if h := <-hints; h.Server.Year() < 2020 {
+		t.Fatalf("hint %v", h)
+	}
+}
+
+func TestCloneIsRefused(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	eventually(t, "connected", a.Connected)
+	clone := runLink(t, id, func(c *link.Config) { c.BootID = "boot-of-another-machine" })
+	eventually(t, "clone named", func() bool { return s.events.has("DuplicateIdentity") })
+	eventually(t, "clone told", func() bool { return strings.Contains(clone.Status().Refused, "duplicate identity") })
+	if !a.Connected() || clone.Connected() {
+		t.Fatal("the first must stay, the second must not come in")
+	}
+	// An agent that restarts is no clone.
+	clone.stop()
+	a.stop()
+	b := runLink(t, id, func(c *link.Config) { c.BootID = "boot-2" })
+	eventually(t, "restarted agent connected", b.Connected)
+}
+
+func TestEpochFence(t *testing.T) {
+	s := start(t, options{ns: true, epoch: 3})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	eventually(t, "connected", a.Connected)
+	a.stop()
+	must(t, id.Update(func(g *pki.Grant) { g.Epoch = 4 }))
+	b := runLink(t, id, nil)
+	eventually(t, "refused", func() bool { return strings.Contains(b.Status().Refused, "before a recovery") })
+	b.stop()
+}
+
+// A restarted server gives the same generation: nothing is pulled, nothing
+// written, and tokens that the node holds are not issued again.
+func TestServerRestartKeepsGeneration(t *testing.T) {
+	tokens := &fakeTokens{}
+	s := start(t, options{ns: true, tokens: tokens})
+	s.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	p := boundPod("p", "n1")
+	seconds := int64(3607)
+	p.Spec.ServiceAccountName = "default" // as admission writes it
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "t", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: &seconds}}},
+	}}})
+	s.create(p)
+	eventually(t, "connected", a.Connected)
+	asg, err := a.Pull(t.Context(), wire.PullRequest{})
+	must(t, err)
+	name := wire.TokenSecretName(string(s.pod("p").UID), "", seconds)
+	if h := have(asg); h[name] == 0 {
+		t.Fatalf("no token in %v", h)
+	}
+	issued := tokens.n.Load()
+	s.stop()
+	keep := s.keep()
+	s2 := start(t, options{keep: keep, tokens: tokens, listen: relisten(t, s.addr)})
+	eventually(t, "connected again", func() bool { return a.Connected() && s2.api.Connected("n1") })
+	same, err := a.Pull(t.Context(), wire.PullRequest{Generation: asg.Generation, Have: have(asg)})
+	must(t, err)
+	if !same.Unchanged || tokens.n.Load() != issued {
+		t.Fatalf("generation %d became %d, tokens issued %d then %d", asg.Generation, same.Generation, issued, tokens.n.Load())
+	}
+	tokens.clock.Store(s2.clock)
+	// When it is due, the token is issued again and the node is nudged.
+	s2.clock.jump(25 * 24 * time.Hour)
+	next, err := a.Pull(t.Context(), wire.PullRequest{Generation: asg.Generation, Have: have(asg)})
+	must(t, err)
+	if next.Unchanged || len(next.Objects) != 1 || next.Objects[0].UID != name {
+		t.Fatalf("after 25 days %+v", next)
+	}
+}
+
+func TestNodeObjectDeletedComesBack(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	eventually(t, "connected", a.Connected)
+	r, err := a.Report(t.Context(), &wire.Report{BootID: "b", Seq: 1, Node: encode(t, nodeSays())})
+	must(t, err)
+	if r.Refused != "" {
+		t.Fatal(r.Refused)
+	}
+	before := s.node("n1")
+	// Somebody writes over what the node owns: it is put right.
+	_, err = s.store.Update(t.Context(), nodeGK, "", "n1", registry.Status, func(o runtime.Object) (runtime.Object, error) {
+		o.(*corev1.Node).Status.Conditions[0].Status = corev1.ConditionUnknown //nolint:forcetypeassert // a test
+		return o, nil
+	}, registry.WriteOptions{})
+	must(t, err)
+	eventually(t, "Ready again", func() bool { return s.node("n1").Status.Conditions[0].Status == corev1.ConditionTrue })
+	_, _, err = s.store.Delete(t.Context(), nodeGK, "", "n1", registry.DeleteOptions{})
+	must(t, err)
+	eventually(t, "registered again", func() bool {
+		o, err := s.store.Get(nodeGK, "", "n1")
+		return err == nil && o.(*corev1.Node).UID != before.UID //nolint:forcetypeassert // a test
+	})
+	if n := s.node("n1"); n.Spec.ProviderID != before.Spec.ProviderID {
+		t.Fatalf("identity changed: %+v", n.Spec)
+	}
+}
+
+func TestUpgradePath(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("n1")
+	a := runLink(t, id, func(c *link.Config) { c.Dial = stripALPN(t) })
+	eventually(t, "connected by upgrade", a.Connected)
+}
