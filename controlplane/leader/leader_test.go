@@ -116,6 +116,7 @@ func TestFailingComponent(t *testing.T) {
 		go func() { done <- Run(ctx, e, slog.New(slog.DiscardHandler), bad, tr.component("good", 0)) }()
 		e.terms <- ctx
 		time.Sleep(10 * time.Minute)
+		synctest.Wait()
 		// Doubling from 0.1 s to 30 s with jitter: some thirty starts.
 		if starts < 20 || starts > 60 {
 			t.Errorf("%d starts in ten minutes", starts)
