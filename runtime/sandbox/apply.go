@@ -13,6 +13,7 @@ import (
 	"github.com/landlock-lsm/go-landlock/landlock"
 	llsys "github.com/landlock-lsm/go-landlock/landlock/syscall"
 	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/psx"
 )
 
 // Apply shuts the process in. An error means that a measure that works on
@@ -24,21 +25,23 @@ func Apply(c Config) (Facts, error) {
 	if err := limits(c); err != nil {
 		return f, err
 	}
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0); err != nil {
+		return f, fmt.Errorf("no_new_privs: %w", err)
+	}
+	f.NoNewPrivileges = true
+	// Before the uid goes: the folders above the given paths may be closed
+	// to it.
+	if f.LandlockABI = landlockABI(); f.LandlockABI == 0 {
+		f.Missing = append(f.Missing, noLandlock)
+	} else if err := restrict(c); err != nil {
+		return f, fmt.Errorf("landlock: %w", err)
+	}
 	if err := identity(c); err != nil {
 		return f, err
 	}
 	f.UID = os.Getuid()
 	if f.UID == 0 {
 		f.Missing = append(f.Missing, "guests run as root: no other uid was given")
-	}
-	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0); err != nil {
-		return f, fmt.Errorf("no_new_privs: %w", err)
-	}
-	f.NoNewPrivileges = true
-	if f.LandlockABI = landlockABI(); f.LandlockABI == 0 {
-		f.Missing = append(f.Missing, noLandlock)
-	} else if err := restrict(c); err != nil {
-		return f, fmt.Errorf("landlock: %w", err)
 	}
 	if err := seccompPossible(); err != nil {
 		f.Missing = append(f.Missing, "no system call filter: "+err.Error())
@@ -127,7 +130,9 @@ func identity(c Config) error {
 }
 
 func allThreads(trap, a1, a2, a3, a4 uintptr) error {
-	if _, _, e := syscall.AllThreadsSyscall6(trap, a1, a2, a3, a4, 0, 0); e != 0 {
+	// Not syscall.AllThreadsSyscall, which refuses a program with cgo, as the
+	// race detector makes it.
+	if _, _, e := psx.Syscall6(trap, a1, a2, a3, a4, 0, 0); e != 0 {
 		return e
 	}
 	return nil
@@ -242,6 +247,9 @@ func filter() error {
 			DefaultAction: seccomp.ActionErrno,
 			Syscalls: []seccomp.SyscallGroup{
 				{Action: seccomp.ActionAllow, Names: names},
+				// A C library that cannot use clone3 falls back to clone, whose
+				// flags a filter can see.
+				{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
 				{
 					Action: seccomp.ActionAllow,
 					// Threads, never processes.

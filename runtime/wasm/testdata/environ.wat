@@ -1,0 +1,16 @@
+;; Prints its arguments and its environment, each followed by a NUL.
+(module
+  (import "wasi_snapshot_preview1" "args_get" (func $args (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "args_sizes_get" (func $argsizes (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "environ_get" (func $env (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "environ_sizes_get" (func $envsizes (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func $_start (export "_start")
+    (drop (call $argsizes (i32.const 0) (i32.const 12)))
+    (drop (call $args (i32.const 4096) (i32.const 8192)))
+    (i32.store (i32.const 8) (i32.const 8192))
+    (drop (call $write (i32.const 1) (i32.const 8) (i32.const 1) (i32.const 64)))
+    (drop (call $envsizes (i32.const 0) (i32.const 12)))
+    (drop (call $env (i32.const 4096) (i32.const 8192)))
+    (drop (call $write (i32.const 1) (i32.const 8) (i32.const 1) (i32.const 64)))))
