@@ -13,7 +13,7 @@ import (
 // serveResource finds what answers a request about API objects.
 func (s *Server) serveResource(rq *request) error {
 	in := &rq.info
-	if rk, ok := s.cfg.Reviews[ReviewKey{GVR: in.gvr, Subresource: in.subresource}]; ok {
+	if rk, ok := s.reviews[reviewKey{in.gvr, in.subresource}]; ok {
 		if rq.Method != http.MethodPost {
 			return methodNotAllowed(in)
 		}

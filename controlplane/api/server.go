@@ -10,11 +10,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/api/auth/reviews"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/internal/clock"
@@ -25,24 +25,6 @@ import (
 // What is written is flushed to the client as it comes.
 type PodLogs interface {
 	Logs(ctx context.Context, pod *corev1.Pod, opts *corev1.PodLogOptions, w io.Writer) error
-}
-
-// Review answers one create-only kind that is never stored
-// (SelfSubjectAccessReview, TokenReview, TokenRequest, ...). obj is decoded
-// and private; user is in ctx (auth.UserFrom). For a sub-resource, namespace
-// and name are those of the parent.
-type Review func(ctx context.Context, namespace, name string, obj runtime.Object) (runtime.Object, error)
-
-// ReviewKey names where a Review is served.
-type ReviewKey struct {
-	GVR         schema.GroupVersionResource
-	Subresource string
-}
-
-// ReviewKind is how a Review's body is decoded.
-type ReviewKind struct {
-	GVK    schema.GroupVersionKind
-	Review Review
 }
 
 // Streams serves exec, attach and port-forward of a pod. It owns the
@@ -65,9 +47,9 @@ type Config struct {
 	// server-side apply is built on first use. Nil leaves managedFields
 	// alone and refuses apply patches.
 	Schemas func() map[string]*spec.Schema
-	Reviews map[ReviewKey]ReviewKind
-	Logs    PodLogs // nil: 501
-	Streams Streams // nil: 404
+	Reviews []reviews.Entry // kinds that are answered and never stored
+	Logs    PodLogs         // nil: 501
+	Streams Streams         // nil: 404
 	// Ready says why the server is not ready; nil is always ready.
 	Ready func(ctx context.Context) error
 	// Extra serves authorized requests of any other path; nil is 404.
@@ -95,6 +77,11 @@ type Config struct {
 // history entry must fit.
 const MaxBody = 3 << 20
 
+type reviewKey struct {
+	gvr schema.GroupVersionResource
+	sub string
+}
+
 // Server is the API as an http.Handler.
 type Server struct {
 	cfg      Config
@@ -104,6 +91,7 @@ type Server struct {
 	pages    *pages
 	encoded  *encodings
 	managers *managers
+	reviews  map[reviewKey]reviews.Entry
 
 	closing context.Context // ends at Close
 	stop    context.CancelFunc
@@ -130,6 +118,10 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg, codecs: newCodecs(), limiter: newLimiter(cfg.MaxInFlight, cfg.MaxWatches),
 		pages: newPages(cfg.PageTTL, cfg.MaxPages), encoded: newEncodings(4 << 20),
 		managers: newManagers(cfg.Schemas),
+		reviews:  make(map[reviewKey]reviews.Entry, len(cfg.Reviews)),
+	}
+	for _, e := range cfg.Reviews {
+		s.reviews[reviewKey{e.GVR, e.Subresource}] = e
 	}
 	s.closing, s.stop = context.WithCancel(context.Background())
 	var err error

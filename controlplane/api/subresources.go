@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/dunlin-project/dunlin/controlplane/api/auth/reviews"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/manifests"
 )
@@ -263,7 +264,7 @@ func (s *Server) bindTo(rq *request, b *corev1.Binding, name string, dryRun bool
 }
 
 // review answers a kind that is computed and never stored.
-func (s *Server) review(rq *request, rk ReviewKind) error {
+func (s *Server) review(rq *request, rk reviews.Entry) error {
 	at, err := s.codecs.negotiate(rq.Request, false, false)
 	if err != nil {
 		return err

@@ -136,9 +136,9 @@ func (w *watchStream) follow(ctx context.Context, watcher state.Watcher, after u
 		}
 		batch, p, err := watcher.Next(wait)
 		cancel()
+		progressed = max(progressed, p)
 		switch {
 		case err == nil:
-			progressed = max(progressed, p)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, context.DeadlineExceeded):

@@ -162,11 +162,13 @@ func (w *watcher) Next(ctx context.Context) ([]Event, uint64, error) {
 		select {
 		case <-wake:
 		case <-ctx.Done():
-			_, _, _, err := w.take() // nothing matched, but the version may have risen
-			if err == nil {
+			// The version may have risen; and events may have come in the same
+			// moment, which must not be lost.
+			batch, _, _, err := w.take()
+			if err == nil && len(batch) == 0 {
 				err = ctx.Err()
 			}
-			return nil, w.after, err
+			return batch, w.after, err
 		}
 	}
 }
