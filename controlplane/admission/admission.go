@@ -7,6 +7,8 @@ package admission
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -26,6 +28,13 @@ const (
 // Getter reads other objects (shared, read-only).
 type Getter interface {
 	Get(gk schema.GroupKind, namespace, name string) (runtime.Object, error)
+}
+
+// Lister is what a Getter may also be (the registry is): plugins that need
+// more than one object by name, such as quota, ask Attributes.Read for it.
+// Objects are shared and read-only, in (namespace, name) order.
+type Lister interface {
+	List(gk schema.GroupKind, namespace string, sel labels.Selector, f fields.Selector) ([]runtime.Object, error)
 }
 
 // Attributes describe one request. Object is private to the request and may
