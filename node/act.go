@@ -25,10 +25,10 @@ const wasmHandler = "wazero"
 // It works on a copy of the state, which nobody changes.
 func (w *worker) act(ctx context.Context, a action) {
 	s, paths := w.state.clone(), w.paths
-	if a.kind == actPrepare {
+	if a.kind == actPrepare || a.kind == actStop {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
-		w.cancels[a.ctr] = cancel
+		w.cancels[doing{a.kind, a.ctr}] = cancel
 	}
 	if a.kind == actStop {
 		n := s.ctrs[a.ctr].note(false, "Killing", "Stopping container "+a.id.Container)

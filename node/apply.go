@@ -64,6 +64,9 @@ func (s podState) apply(r result, now moment) (podState, []note) {
 		if c.inflight--; c.inflight <= 0 {
 			c.op, c.inflight = opNone, 0
 		}
+		if !c.live() || r.id.Attempt != c.rec.Attempt {
+			return s, nil
+		}
 		c.stopTry = now.mono.Add(time.Second)
 		if c.seen != absent {
 			c.seen = notRead

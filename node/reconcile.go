@@ -87,7 +87,8 @@ func (a *Agent) reconcile(ctx context.Context) {
 			a.hand(w, pod)
 			continue
 		}
-		if !a.isGone(uid) {
+		// An edited file's new pod waits until the old one has left.
+		if !a.isGone(uid) && (!isStatic(pod) || !a.nameTaken(pod)) {
 			a.start(ctx, pod, nil)
 		}
 	}
@@ -102,6 +103,15 @@ func (a *Agent) reconcile(ctx context.Context) {
 		a.swept = true
 		a.sweep(ctx, pods)
 	}
+}
+
+func (a *Agent) nameTaken(pod *corev1.Pod) bool {
+	for _, w := range a.workers {
+		if w.first.Namespace == pod.Namespace && w.first.Name == pod.Name {
+			return true
+		}
+	}
+	return false
 }
 
 // hand gives a worker its pod's newest object, if it is new.

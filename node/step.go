@@ -437,7 +437,7 @@ func (s *podState) stopOne(i int, deadline time.Time, now moment, wake *waker) (
 			left = max(left, time.Second) // also for a sidecar that comes last, and after an agent restart
 		}
 		return s.stopAction(i, left), true
-	case c.op == opStop && !c.killed:
+	case c.op == opStop && !c.killed && c.live():
 		// Grace may have been shortened since the stop began.
 		if at := deadline.Add(stopSlack); now.mono.Before(at) {
 			wake.at(at)

@@ -64,8 +64,14 @@ type worker struct {
 	sent    []byte // the status as it was last published
 	ports   map[int32]int32
 	paths   map[string]string
-	cancels map[int]context.CancelFunc // of prepares under way
+	cancels map[doing]context.CancelFunc // of prepares and stops under way
 	complain
+}
+
+// doing names an action under way that can be cut short.
+type doing struct {
+	kind actionKind
+	ctr  int
 }
 
 // complain limits a repeated log line.
@@ -83,7 +89,7 @@ func (a *Agent) newWorker(pod *corev1.Pod, rec *store.Pod) *worker {
 	w := &worker{
 		a: a, uid: string(pod.UID), results: make(chan result), done: make(chan struct{}),
 		log:     a.log.With("pod", pod.Namespace+"/"+pod.Name, "uid", string(pod.UID)),
-		cancels: map[int]context.CancelFunc{},
+		cancels: map[doing]context.CancelFunc{},
 	}
 	w.box.news = make(chan struct{}, 1)
 	w.state = newPodState(pod, rec, a.c.MachineBoot, a.now())
@@ -256,11 +262,9 @@ func (w *worker) take(r result) {
 	if r.kind == actMount && r.err == nil {
 		w.paths = r.paths
 	}
-	if r.kind == actPrepare {
-		if cancel := w.cancels[r.ctr]; cancel != nil {
-			cancel()
-			delete(w.cancels, r.ctr)
-		}
+	if key := (doing{r.kind, r.ctr}); w.cancels[key] != nil {
+		w.cancels[key]()
+		delete(w.cancels, key)
 	}
 	next, notes := w.state.apply(r, w.a.now())
 	if r.noted != nil {
@@ -286,14 +290,19 @@ func (w *worker) tellEnds(before *podState) {
 		if e == nil || i < len(before.ctrs) && before.ctrs[i].rec.Exit == e {
 			continue
 		}
+		if cancel := w.cancels[doing{actStop, i}]; cancel != nil {
+			cancel() // it has ended; there is nothing to wait for
+		}
 		w.log.Info("container ended", "container", c.rec.Name, "attempt", e.Attempt, "reason", e.Reason, "code", e.Code, "message", e.Message)
 		if e.Code != 0 && !w.state.over() {
 			w.event(crashed(c, e))
 		}
 	}
 	if w.state.over() {
-		for _, cancel := range w.cancels {
-			cancel()
+		for key, cancel := range w.cancels {
+			if key.kind == actPrepare {
+				cancel()
+			}
 		}
 	}
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/wire"
@@ -65,7 +67,7 @@ func open(path string, wait time.Duration) (b *Bolt, err error) {
 	// bbolt panics on damaged pages, in goroutines of its own too, and reads
 	// past the end of a truncated file fault. So the structure is checked
 	// first, on plain bytes.
-	if err := verifyFile(path); err != nil {
+	if err := verifyFile(path, wait); err != nil {
 		return nil, err
 	}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -88,13 +90,40 @@ func open(path string, wait time.Duration) (b *Bolt, err error) {
 		return nil, fmt.Errorf("open node database %s: %w", path, err)
 	}
 	b = &Bolt{db: db}
-	if err := db.Update(b.begin); err != nil {
+	switch err := db.Update(b.begin); {
+	case full(err):
+		// What is known must start on a full disk too, so only the boot is
+		// not counted. The buckets are there unless the file is new.
+		if err := db.View(b.resume); err != nil {
+			return nil, fmt.Errorf("open node database %s: %w", path, err)
+		}
+	case err != nil:
 		return nil, fmt.Errorf("open node database %s: %w", path, err)
 	}
 	if err := b.readAll(); err != nil {
 		return nil, fmt.Errorf("open node database %s: %w", path, err)
 	}
 	return b, nil
+}
+
+func full(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
+// resume reads what begin could not write.
+func (b *Bolt) resume(tx *bbolt.Tx) error {
+	for _, name := range buckets {
+		if tx.Bucket([]byte(name)) == nil {
+			return fmt.Errorf("the disk is full and the database is new: %w", unix.ENOSPC)
+		}
+	}
+	if raw := tx.Bucket([]byte(bucketMeta)).Get([]byte(keyBoots)); raw != nil {
+		if err := decode(bucketMeta, keyBoots, raw, &b.boots); err != nil {
+			return err
+		}
+	}
+	b.boots++
+	return nil
 }
 
 // begin checks the format and counts the boot.
@@ -135,20 +164,48 @@ func (b *Bolt) readAll() error {
 	return err
 }
 
-func verifyFile(path string) error {
-	raw, err := os.ReadFile(path)
+// verifyFile checks the file while nobody writes it.
+func verifyFile(path string, wait time.Duration) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
 		return fmt.Errorf("open node database: %w", err)
-	case len(raw) == 0: // made, and nothing written before the power went
+	}
+	defer func() { _ = f.Close() }() // lets go of the lock
+	if err := lock(f, wait); err != nil {
+		return err
+	}
+	raw, err := io.ReadAll(f)
+	if err != nil {
+		return fmt.Errorf("read node database: %w", err)
+	}
+	if len(raw) == 0 { // made, and nothing written before the power went
 		return nil
 	}
 	if err := verify(raw); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrDamaged, path, err)
 	}
 	return nil
+}
+
+// lock takes bbolt's own lock, waiting at most wait.
+func lock(f *os.File, wait time.Duration) error {
+	const poll = 50 * time.Millisecond
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return fmt.Errorf("lock node database: %w", err)
+		case wait <= 0:
+			return fmt.Errorf("%w: %s (is another agent running?)", ErrLocked, f.Name())
+		}
+		wait -= poll
+		time.Sleep(poll)
+	}
 }
 
 func put(tx *bbolt.Tx, bucket, key string, v any) error {
