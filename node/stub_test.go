@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/types"
@@ -534,3 +535,11 @@ func deleted(p *corev1.Pod, grace int64) *corev1.Pod {
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
 	return p
 }
+
+type (
+	networkAllocation = network.Allocation
+	eventReport       = wire.EventReport
+)
+
+func mustQuantity(s string) resource.Quantity { return resource.MustParse(s) }
+func uidOf(s string) types.UID                { return types.UID(s) }
