@@ -162,7 +162,10 @@ func TestRollingUpdateAndUndo(t *testing.T) {
 
 func TestBadVersionStallsWithOldPodsServing(t *testing.T) {
 	c := newCluster(t)
-	c.Create(web(4, func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = new(int32); *d.Spec.ProgressDeadlineSeconds = 30 }))
+	c.Create(web(4, func(d *appsv1.Deployment) {
+		d.Spec.ProgressDeadlineSeconds = new(int32)
+		*d.Spec.ProgressDeadlineSeconds = 30
+	}))
 	c.turns(3, nil)
 	c.change(image("file:///bad.wasm"))
 	ok := imageReady("file:///app.wasm")

@@ -31,10 +31,6 @@ import (
 // burst bounds the creates and deletes of one reconcile.
 const burst = 500
 
-// parallel bounds the writes in flight of one reconcile: enough to share a
-// log write, few enough to leave room for others.
-const parallel = 64
-
 var podGK = schema.GroupKind{Kind: "Pod"}
 
 // New makes the ReplicaSet controller.

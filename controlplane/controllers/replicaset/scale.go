@@ -2,11 +2,8 @@ package replicaset
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +34,7 @@ func (c *controller) create(ctx context.Context, s set, n int) error {
 	for batch := 1; n > 0 && first == nil; batch *= 2 {
 		batch = min(batch, n)
 		n -= batch
-		first = inParallel(ctx, batch, func(ctx context.Context, _ int) error {
+		first = loop.Parallel(ctx, batch, func(ctx context.Context, _ int) error {
 			obj, err := c.env.Store.Create(ctx, template.DeepCopy(), c.env.Write())
 			switch {
 			case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
@@ -86,7 +83,7 @@ func (c *controller) remove(ctx context.Context, s set, counted []one, n int) er
 		pods = append(pods, o.pod)
 	}
 	victims := chooseVictims(pods, c.crowd(s), n)
-	return inParallel(ctx, len(victims), func(ctx context.Context, i int) error {
+	return loop.Parallel(ctx, len(victims), func(ctx context.Context, i int) error {
 		pod := victims[i]
 		uid := pod.UID
 		_, _, err := c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, Term: c.env.Term})
@@ -127,30 +124,4 @@ func (c *controller) crowd(s set) map[string]int {
 		return true
 	})
 	return count
-}
-
-// inParallel runs f(0..n-1), a bounded number at a time, and returns one of
-// the errors after all have ended.
-func inParallel(ctx context.Context, n int, f func(context.Context, int) error) error {
-	if n == 1 {
-		return f(ctx, 0)
-	}
-	var g errgroup.Group
-	g.SetLimit(parallel)
-	var mu sync.Mutex
-	var first error
-	for i := range n {
-		g.Go(func() error {
-			if err := f(ctx, i); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				if first == nil || errors.Is(first, context.Canceled) {
-					first = err
-				}
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // the functions return nil; their error is in first
-	return first
 }

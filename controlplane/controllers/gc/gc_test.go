@@ -1,0 +1,190 @@
+package gc
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+)
+
+var configMap = schema.GroupKind{Kind: "ConfigMap"}
+
+// add makes a ConfigMap that is owned by others, given as name and uid.
+func add(w *fixture.World, ns, name string, set func(*corev1.ConfigMap), owners ...*corev1.ConfigMap) *corev1.ConfigMap {
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+	for _, o := range owners {
+		block := true
+		cm.OwnerReferences = append(cm.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: o.Name, UID: o.UID, BlockOwnerDeletion: &block})
+	}
+	if set != nil {
+		set(cm)
+	}
+	return w.Create(cm).(*corev1.ConfigMap)
+}
+
+func names(w *fixture.World) []string {
+	var out []string
+	for _, cm := range fixture.List[*corev1.ConfigMap](w, configMap, "") {
+		out = append(out, cm.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func expect(t *testing.T, w *fixture.World, want ...string) {
+	t.Helper()
+	if got := names(w); !slices.Equal(got, want) {
+		t.Fatalf("left: %v, want %v", got, want)
+	}
+}
+
+func family(w *fixture.World) {
+	top := add(w, "default", "top", nil)
+	mid := add(w, "default", "mid", nil, top)
+	add(w, "default", "leaf", nil, mid)
+	add(w, "default", "other", nil)
+}
+
+func TestBackground(t *testing.T) {
+	w := fixture.New(t)
+	family(w)
+	w.Settle(New(w.Env()))
+	expect(t, w, "leaf", "mid", "other", "top")
+	w.Delete(configMap, "default", "top", metav1.DeletePropagationBackground)
+	w.Settle(New(w.Env()))
+	expect(t, w, "other")
+}
+
+func TestForegroundKeepsOwnerUntilDependentsAreGone(t *testing.T) {
+	w := fixture.New(t)
+	top := add(w, "default", "top", nil)
+	add(w, "default", "dep", func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"test/hold"} }, top)
+	w.Delete(configMap, "default", "top", metav1.DeletePropagationForeground)
+	w.Settle(New(w.Env()))
+	expect(t, w, "dep", "top")
+	w.Advance(2 * time.Minute)
+	w.Settle(New(w.Env()))
+	if ev := w.Events.With("DeletionBlocked"); len(ev) == 0 {
+		t.Fatal("the stuck finalizer is not named")
+	}
+	fixture.Change(w, configMap, "default", "dep", registry.Main, func(cm *corev1.ConfigMap) { cm.Finalizers = nil })
+	w.Settle(New(w.Env()))
+	expect(t, w)
+}
+
+func TestForegroundOverTwoLevels(t *testing.T) {
+	w := fixture.New(t)
+	family(w)
+	w.Delete(configMap, "default", "top", metav1.DeletePropagationForeground)
+	w.Settle(New(w.Env()))
+	expect(t, w, "other")
+}
+
+func TestOrphan(t *testing.T) {
+	w := fixture.New(t)
+	family(w)
+	w.Delete(configMap, "default", "top", metav1.DeletePropagationOrphan)
+	w.Settle(New(w.Env()))
+	expect(t, w, "leaf", "mid", "other")
+	if refs := fixture.Get[*corev1.ConfigMap](w, configMap, "default", "mid").OwnerReferences; len(refs) != 0 {
+		t.Fatalf("references left: %v", refs)
+	}
+}
+
+func TestOneOfTwoOwnersGoes(t *testing.T) {
+	w := fixture.New(t)
+	a, b := add(w, "default", "a", nil), add(w, "default", "b", nil)
+	add(w, "default", "dep", nil, a, b)
+	w.Delete(configMap, "default", "a", metav1.DeletePropagationBackground)
+	w.Settle(New(w.Env()))
+	refs := fixture.Get[*corev1.ConfigMap](w, configMap, "default", "dep").OwnerReferences
+	if len(refs) != 1 || refs[0].UID != b.UID {
+		t.Fatalf("references %v", refs)
+	}
+	w.Delete(configMap, "default", "b", metav1.DeletePropagationForeground)
+	w.Settle(New(w.Env()))
+	expect(t, w)
+}
+
+func TestOwnersThatCannotBe(t *testing.T) {
+	w := fixture.New(t)
+	w.Create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "elsewhere"}})
+	far := add(w, "elsewhere", "far", nil)
+	add(w, "default", "cross", nil, far)
+	add(w, "default", "wrong-name", nil, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "nobody", UID: far.UID}})
+	add(w, "default", "dead", nil, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "gone", UID: types.UID("no-such-uid")}})
+	add(w, "default", "unknown-kind", func(cm *corev1.ConfigMap) {
+		cm.OwnerReferences = []metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Thing", Name: "x", UID: "x"}}
+	})
+	w.Settle(New(w.Env()))
+	got := names(w)
+	if !slices.Contains(got, "cross") || !slices.Contains(got, "unknown-kind") || slices.Contains(got, "dead") {
+		t.Fatalf("left: %v", got)
+	}
+	w.Delete(configMap, "elsewhere", "far", metav1.DeletePropagationBackground)
+}
+
+// Any graph (cycles too), any deletions with any policy, in the end: nothing
+// lives whose owners are all gone, and nothing waits with a finalizer of ours.
+func TestEndStateProperty(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := fixture.New(t)
+		n := rapid.IntRange(2, 8).Draw(rt, "objects")
+		var all []*corev1.ConfigMap
+		for i := range n {
+			var owners []*corev1.ConfigMap
+			for _, o := range all {
+				if rapid.IntRange(0, 2).Draw(rt, "owns") == 0 {
+					owners = append(owners, o)
+				}
+			}
+			all = append(all, add(w, "default", fmt.Sprintf("o%d", i), nil, owners...))
+		}
+		if rapid.Bool().Draw(rt, "cycle") {
+			first, last := all[0], all[n-1]
+			fixture.Change(w, configMap, "default", first.Name, registry.Main, func(cm *corev1.ConfigMap) {
+				block := true
+				cm.OwnerReferences = append(cm.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: last.Name, UID: last.UID, BlockOwnerDeletion: &block})
+			})
+		}
+		deleted := map[string]bool{}
+		for range rapid.IntRange(1, 3).Draw(rt, "deletes") {
+			name := fmt.Sprintf("o%d", rapid.IntRange(0, n-1).Draw(rt, "which"))
+			if deleted[name] || !slices.Contains(names(w), name) {
+				continue
+			}
+			deleted[name] = true
+			w.Delete(configMap, "default", name, rapid.SampledFrom([]metav1.DeletionPropagation{
+				metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan}).Draw(rt, "policy"))
+			w.Settle(New(w.Env()))
+		}
+		live := map[types.UID]bool{}
+		for _, cm := range fixture.List[*corev1.ConfigMap](w, configMap, "default") {
+			live[cm.UID] = true
+		}
+		for _, cm := range fixture.List[*corev1.ConfigMap](w, configMap, "default") {
+			if cm.DeletionTimestamp != nil {
+				rt.Fatalf("%s still waits with %v", cm.Name, cm.Finalizers)
+			}
+			for _, o := range cm.OwnerReferences {
+				if !live[o.UID] {
+					rt.Fatalf("%s refers to %s, which is gone", cm.Name, o.Name)
+				}
+			}
+		}
+		for name := range deleted {
+			if slices.Contains(names(w), name) {
+				rt.Fatalf("%s was deleted but lives", name)
+			}
+		}
+	})
+}
