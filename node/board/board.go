@@ -255,4 +255,3 @@ func size(n uint64) string {
 	}
 	return fmt.Sprintf("%d KiB", n>>10)
 }
-
