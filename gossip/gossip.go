@@ -1,0 +1,442 @@
+// Package gossip is membership inside one site: who is there, who seems to
+// be gone, and small hints that travel fast. It wraps hashicorp/memberlist.
+//
+// Gossip informs, leases decide: whatever is heard here only makes somebody
+// look sooner. With all of it lost, everything still works over the nodes'
+// connections.
+//
+// Owner and goroutines: memberlist's own, and one loop that rejoins. Close
+// ends them and waits.
+package gossip
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Port is where gossip listens, UDP and TCP.
+const Port = 7946
+
+// Config of a Pool. Cluster, Key, Keyring and Advertise are required.
+type Config struct {
+	Cluster string
+	Epoch   uint64
+	// Site is the pool's name; nodes of another site are not of this pool.
+	Site string
+	// Key is the node's key: its id comes from it, and it signs the name and
+	// address in the metadata.
+	Key *ecdsa.PrivateKey
+	// Boot must differ on every start and on every change of the address: a
+	// new name instead of a reclaimed one.
+	Boot uint64
+	// Keyring holds 16, 24 or 32 byte keys, the first is primary.
+	Keyring [][]byte
+	// Bind is where to listen, by default every address on Port. Advertise is
+	// what others dial; a port of 0 is the one listened on.
+	Bind, Advertise netip.AddrPort
+	// Transport replaces the network, for simulations; Advertise is then its
+	// address.
+	Transport memberlist.Transport
+	// Seeds are addresses of other members, from the assignment and from an
+	// earlier run; asked again at every rejoin.
+	Seeds func() []string
+	// SaveSeeds receives the addresses of living members to keep for the next
+	// start; at most every SaveInterval (10 min), and only when they changed.
+	SaveSeeds    func([]string)
+	SaveInterval time.Duration
+	// Changed is called, without locks held, when membership changed; Failed
+	// when no incarnation of a node is alive any more. They must not block.
+	Changed func()
+	Failed  func(nodeID string)
+	// Message receives what Send and Broadcast carry. from is the sender's
+	// address on the network, for answers. It must not block or keep b.
+	Message func(kind byte, b []byte)
+	Log     *slog.Logger
+}
+
+// Member is one incarnation of a node.
+type Member struct {
+	NodeID string
+	Boot   uint64
+	Addr   netip.AddrPort
+}
+
+// Pool is the membership of one site.
+type Pool struct {
+	c    Config
+	id   string
+	name string
+	ring *memberlist.Keyring
+	ml   *memberlist.Memberlist
+	meta *identity
+
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	dirty  chan struct{}
+
+	mu     sync.Mutex
+	alive  map[string]map[string]Member // node id -> name -> member
+	saved  []string
+	closed bool
+
+	queue memberlist.TransmitLimitedQueue
+	seen  seenMessages
+}
+
+// Label is what keeps pools apart: packets of another cluster, site or
+// recovery epoch are dropped before they are decrypted.
+func Label(cluster, site string, epoch uint64) string {
+	l := fmt.Sprintf("%s/%s/%d", cluster, site, epoch)
+	if len(l) > memberlist.LabelMaxSize {
+		l = l[len(l)-memberlist.LabelMaxSize:]
+	}
+	return l
+}
+
+// New starts listening and joins in the background.
+func New(c Config) (*Pool, error) {
+	if c.Cluster == "" || c.Key == nil || len(c.Keyring) == 0 || !c.Advertise.Addr().IsValid() {
+		return nil, errors.New("gossip: a cluster, a key, a keyring and an address to advertise are required")
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Seeds == nil {
+		c.Seeds = func() []string { return nil }
+	}
+	if c.SaveInterval <= 0 {
+		c.SaveInterval = 10 * time.Minute
+	}
+	ring, err := memberlist.NewKeyring(c.Keyring, c.Keyring[0])
+	if err != nil {
+		return nil, fmt.Errorf("gossip: keyring: %w", err)
+	}
+	id, err := NodeID(&c.Key.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{c: c, id: id, name: id + "." + strconv.FormatUint(c.Boot, 10), ring: ring,
+		alive: map[string]map[string]Member{}, dirty: make(chan struct{}, 1)}
+	logger := newLogger(c.Log)
+	transport := c.Transport
+	if transport == nil {
+		if transport, err = listen(c, logger); err != nil {
+			return nil, err
+		}
+	}
+	mc := config(c, p.name)
+	mc.Keyring, mc.Transport, mc.Logger = ring, transport, logger
+	want := int(c.Advertise.Port())
+	if nt, ok := transport.(*memberlist.NetTransport); ok && want == 0 {
+		want = nt.GetAutoBindPort()
+	}
+	ip, port, err := transport.FinalAdvertiseAddr(c.Advertise.Addr().String(), want)
+	if err != nil {
+		_ = transport.Shutdown()
+		return nil, fmt.Errorf("gossip: %w", err)
+	}
+	mc.AdvertiseAddr, mc.AdvertisePort = ip.String(), port
+	if p.meta, err = newIdentity(c.Key, mc.Label, p.name, ip, uint16(port)); err != nil {
+		_ = transport.Shutdown()
+		return nil, err
+	}
+	d := &delegate{p: p, label: mc.Label}
+	mc.Delegate, mc.Events, mc.Alive, mc.Conflict = d, d, d, d
+	p.queue.RetransmitMult = mc.RetransmitMult
+	p.queue.NumNodes = func() int { return p.size() }
+	if p.ml, err = memberlist.Create(mc); err != nil {
+		_ = transport.Shutdown()
+		return nil, fmt.Errorf("gossip: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel = cancel
+	p.wg.Go(func() { p.loop(ctx) })
+	return p, nil
+}
+
+// config is memberlist's LAN configuration with what bites overridden.
+func config(c Config, name string) *memberlist.Config {
+	m := memberlist.DefaultLANConfig()
+	m.Name = name
+	m.Label = Label(c.Cluster, c.Site, c.Epoch)
+	// Dead members are still told so, and can refute, for a day instead of 30
+	// s; after that the seeds bring them back.
+	m.GossipToTheDeadTime = 24 * time.Hour
+	// IPv6 guarantees 1280 bytes with its headers; 1400 is lost on tunnels.
+	// Memberlist itself leaves room for label and encryption.
+	m.UDPBufferSize = 1280 - 48
+	m.HandoffQueueDepth = 4096
+	m.DeadNodeReclaimTime = 0 // names are never reclaimed: every start has its own
+	m.ProbeTimeout = time.Second
+	m.ProbeInterval = 2 * time.Second // leases decide; this only informs
+	m.EnableCompression = false       // costs more CPU than it saves in packets this small
+	m.DNSConfigPath = "/dev/null"     // seeds are addresses
+	return m
+}
+
+func listen(c Config, logger logWriter) (*memberlist.NetTransport, error) {
+	bind := c.Bind
+	if !bind.IsValid() {
+		bind = netip.AddrPortFrom(netip.IPv4Unspecified(), Port)
+	}
+	t, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
+		BindAddrs: []string{bind.Addr().String()}, BindPort: int(bind.Port()), Logger: logger,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("gossip: listen on %s: %w", bind, err)
+	}
+	return t, nil
+}
+
+// NodeID is this node's id.
+func (p *Pool) NodeID() string { return p.id }
+
+// Addr is what others dial.
+func (p *Pool) Addr() netip.AddrPort { return addrOf(p.ml.LocalNode()) }
+
+func addrOf(n *memberlist.Node) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(n.Addr)
+	return netip.AddrPortFrom(a.Unmap(), n.Port)
+}
+
+// Members are the living ones, this node included, sorted by id.
+func (p *Pool) Members() []Member {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []Member
+	for _, names := range p.alive {
+		for _, m := range names {
+			out = append(out, m)
+		}
+	}
+	slices.SortFunc(out, func(a, b Member) int {
+		if c := strings.Compare(a.NodeID, b.NodeID); c != 0 {
+			return c
+		}
+		return int(min(max(int64(a.Boot)-int64(b.Boot), -1), 1))
+	})
+	return out
+}
+
+func (p *Pool) size() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for _, names := range p.alive {
+		n += len(names)
+	}
+	return n
+}
+
+// member finds the newest incarnation of a node.
+func (p *Pool) member(nodeID string) (Member, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var best Member
+	found := false
+	for _, m := range p.alive[nodeID] {
+		if !found || m.Boot > best.Boot {
+			best, found = m, true
+		}
+	}
+	return best, found
+}
+
+// ErrNoMember says that gossip knows no living member with that id.
+var ErrNoMember = errors.New("gossip: no such member")
+
+// MaxMessage is the largest message in bytes.
+const MaxMessage = 512
+
+// Send gives a small message to one node, by UDP, without any promise.
+func (p *Pool) Send(nodeID string, kind byte, b []byte) error {
+	m, ok := p.member(nodeID)
+	if !ok {
+		return ErrNoMember
+	}
+	if len(b) > MaxMessage {
+		return fmt.Errorf("gossip: message of %d bytes, limit %d", len(b), MaxMessage)
+	}
+	name := nodeID + "." + strconv.FormatUint(m.Boot, 10)
+	return p.ml.SendToAddress(memberlist.Address{Addr: m.Addr.String(), Name: name}, encodeDirect(kind, b))
+}
+
+// Broadcast spreads a small message to every other member: each passes it on
+// once. A newer one with the same subject replaces an older one that is
+// still on its way.
+func (p *Pool) Broadcast(subject string, kind byte, b []byte) error {
+	if len(b) > MaxMessage || len(subject) > maxSubject {
+		return fmt.Errorf("gossip: message of %d bytes, limit %d", len(b), MaxMessage)
+	}
+	msg := encodeSpread(rand.Uint64(), subject, kind, b)
+	p.seen.first(msg)
+	p.spread(subject, msg)
+	return nil
+}
+
+// SetKeyring replaces the keys: new ones are added, the first becomes
+// primary, the rest removed. Members that hold any of them still understand
+// each other.
+func (p *Pool) SetKeyring(keys [][]byte) error {
+	if len(keys) == 0 {
+		return errors.New("gossip: an empty keyring")
+	}
+	for _, k := range keys {
+		if err := p.ring.AddKey(k); err != nil {
+			return fmt.Errorf("gossip: keyring: %w", err)
+		}
+	}
+	if err := p.ring.UseKey(keys[0]); err != nil {
+		return fmt.Errorf("gossip: keyring: %w", err)
+	}
+	for _, old := range p.ring.GetKeys() {
+		if !slices.ContainsFunc(keys, func(k []byte) bool { return string(k) == string(old) }) {
+			if err := p.ring.RemoveKey(old); err != nil {
+				return fmt.Errorf("gossip: keyring: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Leave says goodbye, so that others need not find out; then Close.
+func (p *Pool) Leave(timeout time.Duration) error {
+	if err := p.ml.Leave(timeout); err != nil {
+		return fmt.Errorf("gossip: leave: %w", err)
+	}
+	return nil
+}
+
+// Close stops without a word, as a crash would, and waits.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.closed = true
+	p.mu.Unlock()
+	p.cancel()
+	err := p.ml.Shutdown()
+	p.wg.Wait()
+	if err != nil {
+		return fmt.Errorf("gossip: close: %w", err)
+	}
+	return nil
+}
+
+// Rejoin timing. Seeds that are no members are tried for ever, a few at a
+// time, more slowly the longer it is in vain.
+const (
+	rejoinFirst = time.Second
+	rejoinMax   = time.Minute
+	rejoinSeeds = 3
+)
+
+func (p *Pool) loop(ctx context.Context) {
+	wait := rejoinFirst
+	lastSave := time.Time{}
+	t := time.NewTimer(rand.N(rejoinFirst))
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.dirty:
+			if time.Since(lastSave) >= p.c.SaveInterval && p.save() {
+				lastSave = time.Now()
+			}
+			continue
+		case <-t.C:
+		}
+		missing := p.missing()
+		switch {
+		case len(missing) == 0:
+			wait = rejoinMax
+		default:
+			if n, _ := p.ml.Join(missing); n > 0 { // its error is in memberlist's log
+				wait = rejoinFirst
+			}
+		}
+		if time.Since(lastSave) >= p.c.SaveInterval && p.save() {
+			lastSave = time.Now()
+		}
+		t.Reset(wait/2 + rand.N(wait))
+		wait = min(2*wait, rejoinMax)
+	}
+}
+
+// missing are some seeds that are no living members.
+func (p *Pool) missing() []string {
+	have := map[string]bool{}
+	for _, m := range p.Members() {
+		have[m.Addr.String()] = true
+	}
+	p.mu.Lock()
+	seeds := append(slices.Clone(p.saved), p.c.Seeds()...)
+	p.mu.Unlock()
+	var out []string
+	for _, s := range seeds {
+		ap, err := netip.ParseAddrPort(s)
+		if err != nil {
+			a, err := netip.ParseAddr(s)
+			if err != nil {
+				continue
+			}
+			ap = netip.AddrPortFrom(a, Port)
+		}
+		if hp := ap.String(); !have[hp] && !slices.Contains(out, hp) {
+			out = append(out, hp)
+		}
+	}
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out[:min(len(out), rejoinSeeds)]
+}
+
+// maxSeeds bounds what is kept for the next start.
+const maxSeeds = 16
+
+// save hands out the living members' addresses if they changed.
+func (p *Pool) save() bool {
+	if p.c.SaveSeeds == nil {
+		return false
+	}
+	self := p.Addr().String()
+	var now []string
+	for _, m := range p.Members() {
+		if a := m.Addr.String(); a != self && !slices.Contains(now, a) {
+			now = append(now, a)
+		}
+	}
+	slices.Sort(now)
+	now = now[:min(len(now), maxSeeds)]
+	p.mu.Lock()
+	same := len(now) == 0 || slices.Equal(now, p.saved)
+	if !same {
+		p.saved = now
+	}
+	p.mu.Unlock()
+	if same {
+		return false
+	}
+	p.c.SaveSeeds(now)
+	return true
+}
+
+func nodeAddr(ip net.IP, port uint16) string {
+	a, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(a.Unmap(), port).String()
+}

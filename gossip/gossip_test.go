@@ -1,0 +1,283 @@
+package gossip
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dunlin-project/dunlin/gossip/simnet"
+)
+
+func key(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+var ring = [][]byte{[]byte("0123456789abcdef")}
+
+func simAddr(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Port)
+}
+
+func simPool(t *testing.T, n *simnet.Network, i int, k *ecdsa.PrivateKey, boot uint64, change func(*Config)) *Pool {
+	t.Helper()
+	c := Config{Cluster: "c", Epoch: 1, Site: "default", Key: k, Boot: boot, Keyring: ring, Advertise: simAddr(i),
+		Transport: n.Transport(simAddr(i)), Seeds: func() []string { return []string{simAddr(0).String()} }}
+	if change != nil {
+		change(&c)
+	}
+	p, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func closeAll(t *testing.T, ps []*Pool) {
+	t.Helper()
+	for _, p := range ps {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	time.Sleep(time.Minute) // virtual: memberlist's last dials end
+}
+
+// Twenty members find each other at 10 % loss, lose one that is cut off, and
+// get it back by themselves, long after memberlist would have forgotten it.
+func TestSimulation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const members = 20
+		n := simnet.New(7)
+		n.Lose(0.1)
+		var failed atomic.Int64
+		ps := make([]*Pool, members)
+		for i := range ps {
+			ps[i] = simPool(t, n, i, key(t), 1, func(c *Config) { c.Failed = func(string) { failed.Add(1) } })
+		}
+		time.Sleep(time.Minute)
+		for i, p := range ps {
+			if got := len(p.Members()); got != members {
+				t.Fatalf("member %d knows %d of %d", i, got, members)
+			}
+		}
+		failed.Store(0)
+		n.Cut(simAddr(7), true)
+		time.Sleep(10 * time.Minute)
+		if got := len(ps[0].Members()); got != members-1 {
+			t.Fatalf("%d members after one was cut off", got)
+		}
+		if failed.Load() < members-1 {
+			t.Fatalf("only %d failure hints", failed.Load())
+		}
+		n.Cut(simAddr(7), false)
+		time.Sleep(5 * time.Minute)
+		for i, p := range ps {
+			if got := len(p.Members()); got != members {
+				t.Fatalf("member %d knows %d of %d after the cut healed", i, got, members)
+			}
+		}
+		closeAll(t, ps)
+	})
+}
+
+func TestBroadcastAndSend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const members = 8
+		n := simnet.New(1)
+		var mu sync.Mutex
+		got := map[int][]string{}
+		ps := make([]*Pool, members)
+		for i := range ps {
+			ps[i] = simPool(t, n, i, key(t), 1, func(c *Config) {
+				c.Message = func(kind byte, b []byte) {
+					mu.Lock()
+					defer mu.Unlock()
+					got[i] = append(got[i], fmt.Sprintf("%d:%s", kind, b))
+				}
+			})
+		}
+		time.Sleep(30 * time.Second)
+		if err := ps[0].Broadcast("x", 1, []byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if err := ps[1].Send(ps[2].NodeID(), 2, []byte("you")); err != nil {
+			t.Fatal(err)
+		}
+		if err := ps[1].Send("nobody", 2, nil); err == nil {
+			t.Fatal("sent to nobody")
+		}
+		time.Sleep(10 * time.Second)
+		mu.Lock()
+		for i := 1; i < members; i++ {
+			if len(got[i]) == 0 || got[i][0] != "1:hello" && got[i][0] != "2:you" {
+				t.Errorf("member %d got %v", i, got[i])
+			}
+		}
+		mu.Unlock()
+		closeAll(t, ps)
+	})
+}
+
+// A restart and an address change are a new name at once; the old one goes.
+func TestNewNameTakesOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(1)
+		k := key(t)
+		a, b := simPool(t, n, 0, key(t), 1, nil), simPool(t, n, 1, k, 1, nil)
+		time.Sleep(10 * time.Second)
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		c := simPool(t, n, 5, k, 2, nil)
+		time.Sleep(10 * time.Second)
+		if m, ok := a.member(b.NodeID()); !ok || m.Boot != 2 || m.Addr != simAddr(5) {
+			t.Fatalf("newest incarnation %+v %v", m, ok)
+		}
+		time.Sleep(2 * time.Minute)
+		if got := len(a.Members()); got != 2 {
+			t.Fatalf("%d members", got)
+		}
+		closeAll(t, []*Pool{a, c})
+	})
+}
+
+// Pools with another key, cluster, site or epoch, and members with a name
+// that is not theirs, stay out.
+func TestStrangersStayOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(1)
+		ps := []*Pool{simPool(t, n, 0, key(t), 1, nil), simPool(t, n, 1, key(t), 1, nil)}
+		for i, change := range []func(*Config){
+			func(c *Config) { c.Keyring = [][]byte{[]byte("fedcba9876543210")} },
+			func(c *Config) { c.Cluster = "other" },
+			func(c *Config) { c.Site = "elsewhere" },
+			func(c *Config) { c.Epoch = 2 },
+		} {
+			ps = append(ps, simPool(t, n, i+2, key(t), 1, change))
+		}
+		time.Sleep(2 * time.Minute)
+		if got := len(ps[0].Members()); got != 2 {
+			t.Fatalf("%d members: %v", got, ps[0].Members())
+		}
+		closeAll(t, ps)
+	})
+}
+
+func TestForgedMetadata(t *testing.T) {
+	k, other := key(t), key(t)
+	id, err := NodeID(&k.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, addr := id+".1", simAddr(1)
+	own, err := newIdentity(k, "l", name, addr.Addr().AsSlice(), addr.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stolen, err := newIdentity(other, "l", name, addr.Addr().AsSlice(), addr.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c checked
+	for range 2 {
+		if err := c.verify("l", name, addr.String(), own.encoded); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, err := range map[string]error{
+		"another key":     c.verify("l", name, addr.String(), stolen.encoded),
+		"another address": c.verify("l", name, simAddr(2).String(), own.encoded),
+		"another boot":    c.verify("l", id+".2", addr.String(), own.encoded),
+		"another pool":    verifyMeta("m", name, addr.String(), own.encoded),
+		"no metadata":     c.verify("l", name, addr.String(), nil),
+		"no name":         c.verify("l", "x", addr.String(), own.encoded),
+		"garbage":         c.verify("l", name, addr.String(), bytes.Repeat([]byte{0xff}, 40)),
+	} {
+		if err == nil {
+			t.Errorf("%s was accepted", what)
+		}
+	}
+}
+
+func TestKeyRotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(1)
+		ps := []*Pool{simPool(t, n, 0, key(t), 1, nil), simPool(t, n, 1, key(t), 1, nil), simPool(t, n, 2, key(t), 1, nil)}
+		time.Sleep(20 * time.Second)
+		next := []byte("an0ther-key-16by")
+		for _, p := range ps[:2] { // the third was revoked and never hears of it
+			if err := p.SetKeyring([][]byte{next, ring[0]}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range ps[:2] {
+			if err := p.SetKeyring([][]byte{next}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Minute)
+		if got := len(ps[0].Members()); got != 2 {
+			t.Fatalf("%d members after the ring was rotated", got)
+		}
+		closeAll(t, ps)
+	})
+}
+
+// Three members on loopback addresses, over real sockets.
+func TestLoopback(t *testing.T) {
+	var ps []*Pool
+	var mu sync.Mutex
+	var seeds, saved []string
+	for i := range 3 {
+		ip := netip.AddrFrom4([4]byte{127, 0, 0, byte(i + 1)})
+		p, err := New(Config{Cluster: "c", Epoch: 1, Site: "s", Key: key(t), Boot: 1, Keyring: ring,
+			Bind: netip.AddrPortFrom(ip, 0), Advertise: netip.AddrPortFrom(ip, 0),
+			Seeds:        func() []string { mu.Lock(); defer mu.Unlock(); return seeds },
+			SaveInterval: time.Millisecond,
+			SaveSeeds:    func(s []string) { mu.Lock(); defer mu.Unlock(); saved = s },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		mu.Lock()
+		seeds = append(seeds, p.Addr().String())
+		mu.Unlock()
+		ps = append(ps, p)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		mu.Lock()
+		kept := len(saved)
+		mu.Unlock()
+		if len(ps[0].Members()) == 3 && len(ps[1].Members()) == 3 && len(ps[2].Members()) == 3 && kept == 2 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("members %v, kept %v", ps[0].Members(), saved)
+		}
+	}
+}
