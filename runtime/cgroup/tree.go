@@ -1,7 +1,17 @@
 package cgroup
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Config of a Tree.
@@ -13,17 +23,287 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Tree is our root group on every hierarchy in use.
+// controllers that limits and figures need, by their v1 names.
+var controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
+// Tree is our root group on every hierarchy in use. It is safe for
+// concurrent use.
 type Tree struct {
 	cfg   Config
 	facts Facts
+	// roots are the folders of our root group: one on v2, one a controller
+	// on v1 (several controllers may share one).
+	roots map[string]string
+
+	mu sync.Mutex // making and pruning folders
+}
+
+// New finds out what can be used, by making the root group. It fails on
+// nothing: a machine without control groups yields a Tree whose Facts say so.
+func New(cfg Config) *Tree {
+	if cfg.Mount == "" {
+		cfg.Mount = "/sys/fs/cgroup"
+	}
+	if cfg.Name == "" {
+		cfg.Name = "dunlin"
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	t := &Tree{cfg: cfg, roots: map[string]string{}}
+	mounts, err := readMounts(cfg.Mount)
+	switch {
+	case err != nil:
+		t.facts = Facts{Mode: None, Reason: err.Error()}
+	case mounts.v2 != "" && len(mounts.v1) == 0:
+		t.openV2(mounts.v2)
+	case len(mounts.v1) > 0:
+		t.openV1(mounts)
+	default:
+		t.facts = Facts{Mode: None, Reason: "no control group hierarchy is mounted at " + cfg.Mount}
+	}
+	if !t.facts.Memory {
+		t.facts.MemoryReason = t.whyNoMemory()
+	}
+	return t
 }
 
 // Facts says what can be enforced here.
 func (t *Tree) Facts() Facts { return t.facts }
 
-// Create makes a group, and the ones above it, with limits.
-func (t *Tree) Create(path string, l Limits) (Group, error) { return nil, ErrNone }
+// mountsFound are the hierarchies of this machine.
+type mountsFound struct {
+	v1 map[string]string // controller to mount point
+	v2 string
+}
 
-// Open is a group that was made before.
-func (t *Tree) Open(path string) Group { return nil }
+func readMounts(below string) (mountsFound, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return mountsFound{}, fmt.Errorf("control groups: %w", err)
+	}
+	return parseMounts(string(b), below), nil
+}
+
+// parseMounts reads proc_pid_mountinfo(5).
+func parseMounts(text, below string) mountsFound {
+	m := mountsFound{v1: map[string]string{}}
+	for line := range strings.Lines(text) {
+		left, right, ok := strings.Cut(line, " - ")
+		fields, types := strings.Fields(left), strings.Fields(right)
+		if !ok || len(fields) < 5 || len(types) < 3 {
+			continue
+		}
+		at := fields[4]
+		if at != below && !strings.HasPrefix(at, strings.TrimSuffix(below, "/")+"/") {
+			continue
+		}
+		switch types[0] {
+		case "cgroup2":
+			m.v2 = at
+		case "cgroup":
+			for opt := range strings.SplitSeq(types[2], ",") {
+				for _, c := range controllers {
+					if opt == c {
+						m.v1[c] = at
+					}
+				}
+			}
+		}
+	}
+	return m
+}
+
+func (t *Tree) openV1(m mountsFound) {
+	t.facts.Mode = V1
+	if m.v2 != "" {
+		t.facts.Mode = Hybrid
+	}
+	var errs []error
+	for _, c := range controllers {
+		mount, ok := m.v1[c]
+		if !ok {
+			continue
+		}
+		dir := filepath.Join(mount, t.cfg.Name)
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			errs = append(errs, err)
+			continue
+		}
+		if unix.Access(filepath.Join(dir, "cgroup.procs"), unix.W_OK) != nil {
+			errs = append(errs, fmt.Errorf("%s: not writable", dir))
+			continue
+		}
+		t.roots[c] = dir
+	}
+	t.facts.Memory = t.has("memory", "memory.limit_in_bytes")
+	t.facts.Swap = t.has("memory", "memory.memsw.limit_in_bytes")
+	t.facts.CPU = t.has("cpu", "cpu.cfs_quota_us") || t.has("cpu", "cpu.shares")
+	t.facts.PIDs = t.has("pids", "pids.max")
+	if len(t.roots) == 0 {
+		t.facts = Facts{Mode: None, Reason: fmt.Sprintf("no control group can be made: %v", errors.Join(errs...))}
+	}
+}
+
+func (t *Tree) openV2(mount string) {
+	root := filepath.Join(mount, t.cfg.Name)
+	err := os.Mkdir(root, 0o755)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		t.facts = Facts{Mode: None, Reason: fmt.Sprintf("no control group can be made: %v", err)}
+		return
+	}
+	if err := unix.Access(filepath.Join(root, "cgroup.procs"), unix.W_OK); err != nil {
+		t.facts = Facts{Mode: None, Reason: fmt.Sprintf("no control group can be made: %s: %v", root, err)}
+		return
+	}
+	t.facts.Mode = V2
+	t.roots["v2"] = root
+	// Controllers reach our group only when the root hands them down; this is
+	// the one write outside a group of ours, and only where it is needed.
+	enable(mount)
+	enable(root)
+	have := words(filepath.Join(root, "cgroup.subtree_control"))
+	t.facts.Memory, t.facts.CPU, t.facts.PIDs = have["memory"], have["cpu"], have["pids"]
+	t.facts.Swap = t.facts.Memory && exists(filepath.Join(root, "memory.swap.max"))
+}
+
+// enable hands the controllers that there are down to dir's children.
+func enable(dir string) {
+	can, has := words(filepath.Join(dir, "cgroup.controllers")), words(filepath.Join(dir, "cgroup.subtree_control"))
+	for _, c := range []string{"memory", "cpu", "pids"} {
+		if can[c] && !has[c] {
+			_ = write(dir, "cgroup.subtree_control", "+"+c)
+		}
+	}
+}
+
+func words(path string) map[string]bool {
+	b, err := os.ReadFile(path)
+	m := map[string]bool{}
+	if err != nil {
+		return m
+	}
+	for _, w := range strings.Fields(string(b)) {
+		m[w] = true
+	}
+	return m
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func (t *Tree) has(controller, file string) bool {
+	root, ok := t.roots[controller]
+	return ok && exists(filepath.Join(root, file))
+}
+
+func (t *Tree) whyNoMemory() string {
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		cmdline = nil
+	}
+	return memoryReason(t.facts, string(cmdline), os.Geteuid() == 0, exists)
+}
+
+// bootFiles hold the kernel command line of small boards, newest place
+// first.
+var bootFiles = []string{"/boot/firmware/cmdline.txt", "/boot/cmdline.txt"}
+
+// memoryReason explains a missing memory controller. What counts is the
+// controller, not the flag: kernels exist that are told to have it and do
+// not.
+func memoryReason(f Facts, cmdline string, root bool, exists func(string) bool) string {
+	enabled, disabled := false, false
+	for _, w := range strings.Fields(cmdline) {
+		switch w {
+		case "cgroup_enable=memory", "cgroup_memory=1":
+			enabled = true
+		case "cgroup_disable=memory":
+			disabled = true
+		}
+	}
+	if f.Mode == None && !root {
+		return "memory limits are not enforced: only root can make control groups"
+	}
+	file := "the boot loader's kernel command line"
+	for _, b := range bootFiles {
+		if exists(b) {
+			file = "the one line of " + b
+			break
+		}
+	}
+	switch {
+	case enabled:
+		return "memory limits are not enforced: flag present but controller absent: this kernel was built or booted without the memory controller; install the distribution's current kernel"
+	case disabled && file == "the boot loader's kernel command line":
+		return "memory limits are not enforced: cgroup_disable=memory is on the kernel command line; remove it and reboot"
+	case f.Mode == None:
+		return "memory limits are not enforced: " + f.Reason
+	}
+	return "memory limits are not enforced: the memory controller is off; append `cgroup_enable=memory cgroup_memory=1` to " + file + " and reboot"
+}
+
+// Create makes a group below the root one, and those above it, and sets its
+// limits. One that exists is taken over.
+func (t *Tree) Create(p string, l Limits) (Group, error) {
+	g, err := t.group(p)
+	if err != nil {
+		return nil, err
+	}
+	if t.facts.Mode == None {
+		return nil, fmt.Errorf("%w: %s", ErrNone, t.facts.Reason)
+	}
+	t.mu.Lock()
+	err = g.make()
+	t.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return g, g.Set(l)
+}
+
+// Open is a group that was made before; its methods treat one that is gone
+// as empty.
+func (t *Tree) Open(p string) Group {
+	g, err := t.group(p)
+	if err != nil {
+		return gone{path: p, err: err}
+	}
+	return g
+}
+
+func (t *Tree) group(p string) (*group, error) {
+	clean := path.Clean("/" + p)[1:]
+	if clean == "" || clean != p || strings.ContainsAny(p, "\n\x00") {
+		return nil, fmt.Errorf("control group %q: not a clean path below the root group", p)
+	}
+	return &group{tree: t, path: p, v2: t.facts.Mode == V2}, nil
+}
+
+// Destroy removes the root group if nothing is in it any more.
+func (t *Tree) Destroy() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	for _, root := range t.roots {
+		errs = append(errs, removeTree(root))
+	}
+	return errors.Join(errs...)
+}
+
+func write(dir, file, value string) error {
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("control group: %w", err)
+	}
+	_, err = f.WriteString(value)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("control group: write %q: %w", value, err)
+	}
+	return nil
+}

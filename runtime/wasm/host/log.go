@@ -134,8 +134,9 @@ func (l *criLog) entry(at time.Time, stream string, tag byte, line []byte) {
 
 // flush writes buf, rotating between entries.
 func (l *criLog) flush() {
-	for len(l.buf) > 0 {
-		part := l.buf
+	defer func() { l.buf = l.buf[:0] }() // keeps its room: see collector
+	for rest := l.buf; len(rest) > 0; {
+		part := rest
 		if l.size > 0 && l.size+int64(len(part)) > l.maxBytes {
 			l.rotate()
 		}
@@ -147,7 +148,7 @@ func (l *criLog) flush() {
 			}
 			part = part[:i+1]
 		}
-		l.buf = l.buf[len(part):]
+		rest = rest[len(part):]
 		if l.file == nil && l.open() != nil {
 			l.lost += uint64(len(part))
 			continue

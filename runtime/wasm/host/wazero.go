@@ -188,21 +188,16 @@ func (p *program) Run(ctx context.Context) Outcome {
 // Drain implements Program.
 func (p *program) Drain() { p.sockets.drain() }
 
-// knownBy asks WASI itself whether a descriptor is open, with a buffer that
-// the guest can spare: none. A pointer past its memory gives EFAULT for an
-// open descriptor and EBADF never comes first, so descriptors above 2 are
-// looked up by fd_fdstat_get into the last 24 bytes of memory, restored.
+// knownBy says whether a descriptor is open by asking WASI itself, which
+// wants 24 bytes of the guest's memory for its answer: the last ones, which
+// then get back what they held.
 func knownBy(fdstat api.GoModuleFunction) func(context.Context, api.Module, int32) bool {
 	var keep [24]byte
 	return func(ctx context.Context, mod api.Module, fd int32) bool {
-		size := mod.Memory().Size()
-		if size < 24 {
-			return false
-		}
-		at := size - 24
+		at := mod.Memory().Size() - 24 // also right for 4 GiB, whose size reads as 0
 		b, ok := mod.Memory().Read(at, 24)
 		if !ok {
-			return false
+			return true // no memory at all
 		}
 		copy(keep[:], b)
 		stack := [2]uint64{uint64(uint32(fd)), uint64(at)} //nolint:gosec // wasm i32
@@ -224,7 +219,7 @@ type collector struct {
 }
 
 const (
-	collectEvery = 2048    // calls between looks at the heap
+	collectEvery = 256     // calls between looks at the heap
 	collectFloor = 4 << 20 // bytes of heap that are not worth a collection
 )
 
