@@ -44,7 +44,7 @@ type Agent struct {
 	alloc   corev1.ResourceList
 	known   map[string]podInfo // by uid: what status and logs need to be asked
 
-	asgSerial uint64 // rises with every assignment
+	refsSerial uint64 // rises when something that pods refer to changes
 
 	changed  chan struct{} // 1: look at assignment and static pods again
 	finished chan string   // uids of workers that ended
@@ -254,8 +254,8 @@ func (a *Agent) podGone(w *worker) {
 	if err != nil {
 		a.log.Error("pod status cannot be encoded", "uid", w.uid, "err", err)
 	}
-	if s.rec.Static {
-		enc = nil // the cluster knows only the mirror, which goes with it
+	if s.rec.Static || w.mute {
+		enc = nil // the cluster knows only the mirror, or knows it better
 	}
 	g := store.Gone{UID: w.uid, Namespace: s.rec.Namespace, Name: s.rec.Name, Status: enc}
 	for {

@@ -29,8 +29,31 @@ func (a *Agent) setAssignment(asg store.Assignment) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if refsChanged(a.asg.Objects, asg.Objects) {
+		a.refsSerial++
+	}
 	a.asg, a.index = asg, index
-	a.asgSerial++
+}
+
+// refsChanged says whether anything that pods may refer to is different.
+func refsChanged(old, next map[string]wire.Object) bool {
+	count := func(m map[string]wire.Object) (n int) {
+		for _, o := range m {
+			if o.Ref.Kind != "Pod" && o.Ref.Kind != "Node" {
+				n++
+			}
+		}
+		return n
+	}
+	if count(old) != count(next) {
+		return true
+	}
+	for uid, o := range next {
+		if o.Ref.Kind != "Pod" && o.Ref.Kind != "Node" && old[uid].ResourceVersion != o.ResourceVersion {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *Agent) assignmentKnown() bool {
@@ -102,6 +125,9 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	a.setAssignment(*next)
 	if err := a.c.Network.SetCIDRs(next.PodCIDRs); err != nil {
 		a.log.Error("pod address ranges cannot be used", "cidrs", next.PodCIDRs, "err", err)
+	}
+	if !a.object("Node", "", a.c.NodeName, &corev1.Node{}) {
+		a.reports.resendNode() // the cluster lost it, or never had it
 	}
 	signal(a.changed)
 	return nil

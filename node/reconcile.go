@@ -121,8 +121,8 @@ func (a *Agent) hand(w *worker, pod *corev1.Pod) {
 	fresh := i.assigned != pod
 	i.assigned, i.version = pod, a.versionOf(pod)
 	a.known[w.uid] = i
-	refs := w.refs != a.asgSerial
-	w.refs = a.asgSerial
+	refs := w.refs != a.refsSerial
+	w.refs = a.refsSerial
 	a.mu.Unlock()
 	if fresh || refs {
 		w.box.tell(func(m *mailbox) {
@@ -153,18 +153,19 @@ func (a *Agent) start(ctx context.Context, pod *corev1.Pod, rec *store.Pod) {
 		w.rt = states[0].rt // what runs decides, whatever the class says now
 	}
 	w.first = pod
-	if rec == nil {
+	w.mute = rec == nil && ended(pod.Status.Phase)
+	if rec == nil && !w.mute {
 		if v := a.admit(pod); v != nil {
 			w.state.rec.Verdict = v
 			w.event(note{warning: true, reason: v.Reason, message: v.Message})
 		}
-		w.state.rec.Static = isStatic(pod)
 	}
+	w.state.rec.Static = isStatic(pod) || rec != nil && rec.Static
 	w.closing = ctx.Done()
 	a.workers[w.uid] = w
 	a.mu.Lock()
 	a.known[w.uid] = podInfo{worker: w, pod: pod, assigned: pod, version: a.versionOf(pod)}
-	w.refs = a.asgSerial
+	w.refs = a.refsSerial
 	a.mu.Unlock()
 	a.group.Go(func() {
 		w.run(ctx)

@@ -97,6 +97,16 @@ func (r *reports) setNode(b []byte) {
 	r.wake()
 }
 
+// resendNode makes the Node go out again.
+func (r *reports) resendNode() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.node != nil {
+		r.nodeNew = true
+		r.wake()
+	}
+}
+
 func (r *reports) event(e wire.EventReport) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

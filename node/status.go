@@ -78,6 +78,9 @@ func (s *podState) ended() bool {
 
 // phase follows upstream: a terminal phase only once nothing runs any more.
 func (s *podState) phase() corev1.PodPhase {
+	if s.ended() && ended(s.pod.Status.Phase) {
+		return s.pod.Status.Phase
+	}
 	if s.rec.Verdict != nil && s.ended() {
 		return corev1.PodFailed
 	}

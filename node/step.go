@@ -81,6 +81,8 @@ func step(s podState, o observed, now moment) (podState, action) {
 	return s.runStep(now)
 }
 
+func ended(p corev1.PodPhase) bool { return p == corev1.PodFailed || p == corev1.PodSucceeded }
+
 func (s *podState) observe(o observed, now moment) {
 	if o.pod != nil {
 		s.setPod(o.pod)
@@ -126,6 +128,13 @@ func (s *podState) judge(now moment) {
 		s.rec.Verdict = &store.Verdict{
 			Reason:  "DeadlineExceeded",
 			Message: "Pod was active on the node longer than the specified deadline",
+		}
+	}
+	if ended(s.pod.Status.Phase) && !s.over() {
+		// Somebody else ended the pod (it was lost, say): that stands.
+		s.rec.Verdict = &store.Verdict{Reason: s.pod.Status.Reason, Message: s.pod.Status.Message}
+		if s.rec.Verdict.Reason == "" {
+			s.rec.Verdict.Reason = "Ended"
 		}
 	}
 	if s.over() && s.stopSince.IsZero() {

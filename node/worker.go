@@ -58,6 +58,9 @@ type worker struct {
 	first   *corev1.Pod     // as it was when the worker began
 	refs    uint64          // serial of the assignment last told about; main loop only
 	closing <-chan struct{} // the agent ends
+	// mute: the pod had ended before this node knew of it; what the cluster
+	// says of its end is better than what can be said here.
+	mute bool
 
 	state   podState
 	saved   []byte // the record as it is on disk
@@ -310,7 +313,7 @@ func (w *worker) tellEnds(before *podState) {
 // publish hands the status on if it means something new.
 func (w *worker) publish() {
 	s := &w.state
-	if s.holds() {
+	if s.holds() || w.mute {
 		return
 	}
 	st := s.status(w.a.statusFacts(w.rt), w.a.now())
@@ -329,7 +332,7 @@ func (w *worker) publish() {
 	w.sent, w.ports = enc, ports
 	w.a.reports.pod(report{
 		namespace: s.rec.Namespace, name: s.rec.Name, uid: w.uid, status: enc,
-		terminal: st.Phase == corev1.PodFailed || st.Phase == corev1.PodSucceeded,
+		terminal: ended(st.Phase),
 		mirror:   w.a.mirrorOf(s.pod), ports: ports,
 	})
 	w.a.remember(w.uid, s.pod, &st)

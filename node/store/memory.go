@@ -16,6 +16,7 @@ type Memory struct {
 	boots   uint64
 	writes  uint64
 	fail    error
+	failAt  uint64
 }
 
 // NewMemory makes an empty one.
@@ -39,17 +40,25 @@ func (m *Memory) Writes() uint64 {
 	return m.writes
 }
 
+// FailAfter lets n more commits through and fails those after with err, as a
+// power cut at that point does.
+func (m *Memory) FailAfter(n uint64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail, m.failAt = err, m.writes+n
+}
+
 // FailWrites makes every write fail with err until it is called with nil.
 func (m *Memory) FailWrites(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.fail = err
+	m.fail, m.failAt = err, 0
 }
 
 func (m *Memory) update(f func(put func(bucket, key string, v any) error, del func(bucket, key string)) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.fail != nil {
+	if m.fail != nil && m.writes >= m.failAt {
 		return m.fail
 	}
 	type change struct {
