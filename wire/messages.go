@@ -25,6 +25,9 @@ type Hello struct {
 	Refused   string `cbor:"10,keyasint,omitempty"`
 	// Node certificate only usable for Renew and Time when true (server).
 	Limited bool `cbor:"11,keyasint,omitempty"`
+	// GossipID is the server's member id in the gossip pool of its own site,
+	// where leases may go by UDP; empty elsewhere.
+	GossipID string `cbor:"12,keyasint,omitempty"`
 }
 
 // LeaseRequest renews the node's lease. Sent every 2 s.

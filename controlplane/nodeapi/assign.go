@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +42,8 @@ type assigner struct {
 // nodeState is one connected node's. mu serialises builds; the fields under
 // it are written by them alone.
 type nodeState struct {
-	name string
+	name  string
+	again atomic.Bool // a new session: adopted does not hold any more
 
 	mu      sync.Mutex
 	objs    map[state.Key]*entry
@@ -77,14 +80,8 @@ func (a *assigner) connect(node string) {
 		return
 	}
 	// A new session of a node whose old one just went: it says again what it
-	// holds.
-	a.nodes[node].forgetAdopted()
-}
-
-func (n *nodeState) forgetAdopted() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.adopted = false
+	// holds. No lock: the caller holds others.
+	a.nodes[node].again.Store(true)
 }
 
 func (a *assigner) disconnect(node string) {
@@ -118,7 +115,7 @@ func (a *assigner) generation(node string) uint64 {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.adopted {
+	if !n.adopted || n.again.Load() {
 		return 0
 	}
 	return n.gen
@@ -215,6 +212,11 @@ func (a *assigner) affected(e *state.Event, dirty map[string]bool) {
 	for n := range a.refs[k] {
 		mark(n)
 	}
+	if k.Kind == "Secret" && k.Namespace == tokenNamespace && strings.HasPrefix(k.Name, ringPrefix) {
+		for n := range a.nodes { // rare: a ring was made or rotated
+			dirty[n] = true
+		}
+	}
 }
 
 // rebuild builds the nodes' assignments and nudges those whose generation
@@ -226,7 +228,7 @@ func (a *assigner) rebuild(nodes []string) {
 			continue
 		}
 		n.mu.Lock()
-		before, known := n.gen, n.adopted
+		before, known := n.gen, n.adopted && !n.again.Load()
 		err := a.build(n)
 		gen := n.gen
 		n.mu.Unlock()
@@ -427,10 +429,8 @@ func (n *nodeState) hash(s *Server) uint64 {
 	field(n.cidrs...)
 	field(n.site)
 	field(s.cfg.Servers()...)
-	if s.cfg.Site != nil {
-		for _, k := range s.cfg.Site(n.site).Keyring {
-			field(string(k))
-		}
+	for _, k := range s.site(n.site).Keyring {
+		field(string(k))
 	}
 	if g := binary.BigEndian.Uint64(h.Sum(nil)); g != 0 {
 		return g
@@ -549,6 +549,12 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 	if err := a.build(n); err != nil {
 		return nil, err
 	}
+	if len(a.s.site(n.site).Keyring) == 0 {
+		if _, err := a.s.Keyring(ctx, n.site); err != nil {
+			a.s.warn("zone", n.site, "gossip keys not made", err) // the node works without
+		}
+		n.gen = n.hash(a.s)
+	}
 	sess.mu.Lock()
 	sess.nudged = n.gen
 	sess.mu.Unlock()
@@ -558,10 +564,7 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 		return out, ctx.Err()
 	}
 	out.PodCIDRs, out.Servers, out.Site = n.cidrs, a.s.cfg.Servers(), n.site
-	if a.s.cfg.Site != nil {
-		site := a.s.cfg.Site(n.site)
-		out.Keyring, out.Seeds = site.Keyring, site.Seeds
-	}
+	out.Keyring, out.Seeds = a.s.site(n.site).Keyring, a.s.seeds(n.site, sess.node)
 	for _, e := range n.order {
 		if r.Have[e.uid] == e.version {
 			out.Keep = append(out.Keep, e.uid)

@@ -406,7 +406,11 @@ func (s *Server) Revoke(ctx context.Context, node string) error {
 		return fmt.Errorf("nodeapi: revoke %s: %w", node, err)
 	}
 	s.Disconnect(node, pki.ErrRevoked)
-	return nil
+	zone := n.Labels[corev1.LabelTopologyZone]
+	if zone == "" {
+		zone = defaultZone
+	}
+	return s.RotateKeyring(ctx, zone, true)
 }
 
 // dropTokens removes join tokens that expired a day ago: until then a node

@@ -94,6 +94,7 @@ func (s *Server) housekeeping(ctx context.Context) {
 		}
 		if _, leading := s.cfg.Leadership.Leadership(); leading && s.clockOK() == nil {
 			s.dropTokens(ctx)
+			s.endOverlaps(ctx)
 		}
 	}
 }

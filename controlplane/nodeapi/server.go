@@ -82,8 +82,12 @@ type Config struct {
 	// Tokens issues ServiceAccount tokens for projected volumes; nil is none.
 	Tokens TokenIssuer
 	Events EventSink // nil drops them
-	// Site returns the gossip secrets of a site (zone); nil is no gossip.
+	// Site returns the gossip keys and seeds of a site (zone). nil keeps the
+	// keys as Secrets in kube-system and takes the seeds from the nodes.
 	Site func(zone string) Site
+	// GossipID is this server's member id in the gossip pool of its own site;
+	// nil or "" is no leases over UDP.
+	GossipID func() string
 	// ClockOK, when it returns an error, stops joins and renewals: this
 	// server's clock cannot be trusted to issue certificates.
 	ClockOK func() error
@@ -250,6 +254,9 @@ func (s *Server) ServeNode(ctx context.Context, c *listener.Conn) {
 	term, _ := s.cfg.Leadership.Leadership()
 	reply := s.hello()
 	reply.Term, reply.Limited = term, c.Peer.Limited
+	if s.cfg.GossipID != nil {
+		reply.GossipID = s.cfg.GossipID()
+	}
 	reply.Refused = s.refuse(c, hello)
 	if reply.Refused == "" && !sess.limited {
 		reply.Refused = s.admit(ctx, sess)
@@ -488,4 +495,31 @@ func (s *Server) lease(sess *session, r *wire.LeaseRequest) *wire.LeaseReply {
 		reply.Refused = "this server does not lead, or the counter is old"
 	}
 	return reply
+}
+
+// HandleDatagram takes a renewal that came by gossip and returns the
+// acknowledgement to send back to the node uid. It is for the Message
+// callback of the servers' pool, kind wire.GossipLease. ok is false for
+// whatever does not prove itself: no answer then.
+func (s *Server) HandleDatagram(b []byte) (uid string, ack []byte, ok bool) {
+	uid, isAck, ok := wire.LeaseDatagramUID(b)
+	if !ok || isAck {
+		return "", nil, false
+	}
+	sess := s.sessionOf(uid)
+	if sess == nil {
+		return "", nil, false
+	}
+	d, err := wire.OpenLeaseDatagram(sess.leaseKey, b, sess.boot)
+	if err != nil {
+		return "", nil, false
+	}
+	s.lead()
+	term, ok := s.leases.renew(sess.node, sess.boot, d.Counter)
+	if !ok {
+		return "", nil, false // the node asks over TCP and hears why
+	}
+	d.Ack, d.Term, d.Generation = true, term, s.assign.generation(sess.node)
+	ack, err = d.Seal(sess.leaseKey)
+	return uid, ack, err == nil
 }

@@ -86,7 +86,7 @@ func (w tokenWant) due(expires int64, now time.Time) bool {
 // adopt takes over the tokens that the node says it holds, so that a
 // restarted server neither issues them again nor changes the generation.
 func (n *nodeState) adopt(have map[string]uint64, now time.Time) {
-	if n.adopted {
+	if again := n.again.Swap(false); n.adopted && !again {
 		return
 	}
 	n.adopted = true

@@ -61,10 +61,14 @@ type Config struct {
 	// Streams serves logs; nil serves none.
 	Streams node.StreamServer
 	// Time receives authenticated time hints; may be nil.
-	Time  func(TimeHint)
-	Dial  DialFunc // nil is the network
-	Clock clock.Clock
-	Log   *slog.Logger
+	Time func(TimeHint)
+	Dial DialFunc // nil is the network
+	// Datagram sends a lease to a server by gossip (kind wire.GossipLease); nil
+	// or an error sends it over TCP. What comes back (wire.GossipLeaseAck) is
+	// for HandleDatagram.
+	Datagram func(serverGossipID string, b []byte) error
+	Clock    clock.Clock
+	Log      *slog.Logger
 }
 
 // Link implements node.Link.
@@ -85,6 +89,8 @@ type Link struct {
 	refused  string // why the last server said no
 	lastNode *wire.Report
 	attempts uint64
+
+	udp udpLeases
 
 	streams sync.WaitGroup
 	slots   chan struct{}
@@ -108,6 +114,7 @@ func New(c Config) (*Link, error) {
 	}
 	l := &Link{c: c, log: c.Log, d: newDialer(c.Dial), hints: make(chan struct{}, 1),
 		start: time.Now(), slots: make(chan struct{}, maxStreams)}
+	l.udp.acks = make(chan wire.LeaseDatagram, 1)
 	l.acked.Store(-1)
 	return l, nil
 }
@@ -272,6 +279,12 @@ func (l *Link) connectOnce(ctx context.Context) error {
 	if hello.Limited {
 		return l.limited(ctx, c)
 	}
+	key, err := pki.LeaseKey(c.tls.ConnectionState())
+	if err != nil {
+		return err
+	}
+	l.udp.begin(key, hello.GossipID)
+	defer l.udp.begin(nil, "")
 	return l.serve(ctx, c)
 }
 
@@ -441,7 +454,11 @@ func (l *Link) leaseLoop(ctx context.Context, wc *wire.Conn) {
 		next := time.Now().Add(leaseInterval)
 		wait := leaseRetry
 		sent := time.Now()
-		ok, err := l.lease(ctx, wc)
+		ok, err := l.leaseByUDP(ctx), error(nil)
+		if !ok {
+			sent = time.Now()
+			ok, err = l.lease(ctx, wc)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -479,11 +496,15 @@ func (l *Link) lease(ctx context.Context, wc *wire.Conn) (bool, error) {
 	if reply.Refused != "" {
 		return false, fmt.Errorf("%w: %s", ErrRefused, reply.Refused)
 	}
-	l.term.Store(max(l.term.Load(), reply.Term))
-	if l.c.Generation != nil && reply.Generation != 0 && reply.Generation != l.c.Generation() {
+	l.acknowledged(reply.Term, reply.Generation)
+	return true, nil
+}
+
+func (l *Link) acknowledged(term, generation uint64) {
+	l.term.Store(max(l.term.Load(), term))
+	if l.c.Generation != nil && generation != 0 && generation != l.c.Generation() {
 		l.hint()
 	}
-	return true, nil
 }
 
 // renewLoop renews the certificate in good time. It looks at the wall clock

@@ -1,0 +1,179 @@
+package nodeapi
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/state"
+)
+
+// Gossip keys are Secrets in kube-system, one for each site: random, never
+// derived from anything, handed out with the assignment over the node's
+// connection.
+const (
+	ringPrefix                       = "gossip-keyring-"
+	SecretTypeRing corev1.SecretType = "dunlin.dev/gossip-keyring"
+	ringZone                         = "zone"
+	ringPrimary                      = "primary"
+	ringOld                          = "previous" // still understood
+	ringRotated                      = "rotated"  // when, RFC 3339
+	// ringOverlap is how long the previous key is still understood.
+	ringOverlap = time.Hour
+	seedCount   = 5
+)
+
+// ringName is the Secret's name: zones are label values, which may have
+// capitals and underscores.
+func ringName(zone string) string {
+	clean := CleanName(zone)
+	if clean == zone && len(zone) <= 40 {
+		return ringPrefix + clean
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(zone))
+	return ringPrefix + suffixed(clean[:min(len(clean), 40)]+"x", strconv.FormatUint(uint64(h.Sum32()), 36))
+}
+
+func (s *Server) site(zone string) Site {
+	if s.cfg.Site != nil {
+		return s.cfg.Site(zone)
+	}
+	obj, err := s.cfg.Store.Get(secretGK, tokenNamespace, ringName(zone))
+	if err != nil {
+		return Site{}
+	}
+	sec, ok := obj.(*corev1.Secret)
+	if !ok || sec.Type != SecretTypeRing || len(sec.Data[ringPrimary]) == 0 {
+		return Site{}
+	}
+	out := Site{Keyring: [][]byte{sec.Data[ringPrimary]}}
+	if old := sec.Data[ringOld]; len(old) > 0 {
+		out.Keyring = append(out.Keyring, old)
+	}
+	return out
+}
+
+// Keyring returns a site's gossip keys, making them if there are none. The
+// servers' own agent and pool use it too.
+func (s *Server) Keyring(ctx context.Context, zone string) ([][]byte, error) {
+	if ring := s.site(zone).Keyring; len(ring) > 0 || s.cfg.Site != nil {
+		return ring, nil
+	}
+	key := make([]byte, 32)
+	if _, err := rand.Read(key); err != nil {
+		return nil, fmt.Errorf("nodeapi: random: %w", err)
+	}
+	_, err := s.cfg.Store.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tokenNamespace, Name: ringName(zone)},
+		Type:       SecretTypeRing,
+		Data:       map[string][]byte{ringZone: []byte(zone), ringPrimary: key},
+	}, registry.WriteOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("nodeapi: keep gossip keys of zone %s: %w", zone, err)
+	}
+	return s.site(zone).Keyring, nil
+}
+
+// RotateKeyring gives a site new gossip keys. The old key is still
+// understood for an hour, so that members change over one by one; with
+// banned, it is not: whoever held it is out at once.
+func (s *Server) RotateKeyring(ctx context.Context, zone string, banned bool) error {
+	if s.cfg.Site != nil {
+		return nil
+	}
+	if _, err := s.Keyring(ctx, zone); err != nil {
+		return err
+	}
+	key := make([]byte, 32)
+	if _, err := rand.Read(key); err != nil {
+		return fmt.Errorf("nodeapi: random: %w", err)
+	}
+	_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, ringName(zone), registry.Main, func(o runtime.Object) (runtime.Object, error) {
+		sec, ok := o.(*corev1.Secret)
+		if !ok || sec.Data == nil {
+			return nil, fmt.Errorf("nodeapi: gossip keys are a %T", o)
+		}
+		sec.Data[ringOld] = sec.Data[ringPrimary]
+		if banned {
+			delete(sec.Data, ringOld)
+		}
+		sec.Data[ringPrimary] = key
+		sec.Data[ringRotated] = []byte(s.cfg.Clock.Now().UTC().Format(time.RFC3339))
+		return sec, nil
+	}, registry.WriteOptions{})
+	if err != nil {
+		return fmt.Errorf("nodeapi: rotate gossip keys of zone %s: %w", zone, err)
+	}
+	return nil
+}
+
+// endOverlaps drops previous keys whose time is over.
+func (s *Server) endOverlaps(ctx context.Context) {
+	if s.cfg.Site != nil {
+		return
+	}
+	var names []string
+	s.cfg.Store.Reader(secretGK).Snapshot().Range(secretGK.String(), tokenNamespace, state.Key{}, func(r *state.Record) bool {
+		if len(r.Header.Key.Name) > len(ringPrefix) && r.Header.Key.Name[:len(ringPrefix)] == ringPrefix {
+			names = append(names, r.Header.Key.Name)
+		}
+		return true
+	})
+	for _, name := range names {
+		_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, name, registry.Main, func(o runtime.Object) (runtime.Object, error) {
+			sec, ok := o.(*corev1.Secret)
+			if !ok || len(sec.Data[ringOld]) == 0 {
+				return o, nil
+			}
+			at, err := time.Parse(time.RFC3339, string(sec.Data[ringRotated]))
+			if err == nil && s.cfg.Clock.Now().Before(at.Add(ringOverlap)) {
+				return o, nil
+			}
+			delete(sec.Data, ringOld)
+			return sec, nil
+		}, registry.WriteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			s.warn("secret", name, "previous gossip key not removed", err)
+		}
+	}
+}
+
+// seeds are gossip addresses of some nodes of a zone.
+func (s *Server) seeds(zone, except string) []string {
+	if s.cfg.Site != nil {
+		return s.cfg.Site(zone).Seeds
+	}
+	var out []string
+	s.cfg.Store.Reader(nodeGK).Snapshot().Range(nodeGK.String(), "", state.Key{}, func(r *state.Record) bool {
+		z := r.Header.Labels[corev1.LabelTopologyZone]
+		if z == "" {
+			z = defaultZone
+		}
+		if z != zone || r.Header.Key.Name == except || !s.Connected(r.Header.Key.Name) {
+			return true
+		}
+		if n, err := s.getNode(r.Header.Key.Name); err == nil {
+			for _, a := range n.Status.Addresses {
+				if a.Type == corev1.NodeInternalIP {
+					out = append(out, net.JoinHostPort(a.Address, strconv.Itoa(gossipPort)))
+					break
+				}
+			}
+		}
+		return len(out) < seedCount
+	})
+	return out
+}
+
+const gossipPort = 7946
