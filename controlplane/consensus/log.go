@@ -61,7 +61,7 @@ func (l *logStore) openWAL() (err error) {
 			err = fmt.Errorf("%w: open log: %v", ErrDamaged, p)
 		}
 	}()
-	l.meta = newWALMeta(l.disk, l.dir)
+	l.meta = newWALMeta(l.disk, l.dir, l.segment)
 	state, err := l.meta.Load(l.dir)
 	if err != nil {
 		return err
@@ -231,11 +231,9 @@ func (l *logStore) StoreLogs(entries []*raft.Log) error {
 	if err == nil {
 		err = l.w.StoreLogs(sealed)
 	}
-	for try := 0; errors.Is(err, wal.ErrSealed) && try < 2; try++ {
-		// The rotation that should have followed failed or was cut short.
-		// Reopening repeats it; where the segment was sealed but the list was
-		// not written, raft-wal cannot, and the log is copied.
-		if err = l.reopen(try > 0); err == nil {
+	if errors.Is(err, wal.ErrSealed) {
+		// The rotation after the write before failed; opening repeats it.
+		if err = l.reopen(); err == nil {
 			err = l.w.StoreLogs(sealed)
 		}
 	}
@@ -262,12 +260,12 @@ func (l *logStore) usable() error {
 	if broken == nil {
 		return nil
 	}
-	return l.reopen(false)
+	return l.reopen()
 }
 
-// reopen opens the log anew, drops what was written but never acknowledged,
-// and, if asked, copies it to fresh segments.
-func (l *logStore) reopen(salvage bool) error {
+// reopen opens the log anew and drops what was written but never
+// acknowledged.
+func (l *logStore) reopen() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	first, last := l.first.Load(), l.last.Load()
@@ -278,11 +276,7 @@ func (l *logStore) reopen(salvage bool) error {
 		return err
 	}
 	l.closeWAL()
-	if salvage {
-		if _, err := l.salvage(wal.ErrSealed); err != nil {
-			return restore(err)
-		}
-	} else if err := l.openWAL(); err != nil {
+	if err := l.openWAL(); err != nil {
 		l.closeWAL()
 		return restore(err)
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
 )
 
 // newRaftLogger routes Raft's own log lines to slog, from WARN on.
@@ -19,6 +21,9 @@ type slogSink struct{ log *slog.Logger }
 
 // Accept implements hclog.SinkAdapter.
 func (s slogSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
+	if slices.Contains(args, any(raft.ErrRaftShutdown)) {
+		return // we asked for it
+	}
 	l := slog.LevelWarn
 	switch {
 	case level < hclog.Warn:

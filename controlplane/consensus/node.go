@@ -154,6 +154,10 @@ func (n *Node) open() error {
 func (n *Node) openIdentity() error {
 	n.identity = &identityFile{slots: &slots{disk: n.disk, path: filepath.Join(n.cfg.Dir, "identity")}}
 	found, err := n.identity.load()
+	started := n.started()
+	if errors.Is(err, ErrDamaged) && !started {
+		err = nil // the very first write was cut short
+	}
 	if err != nil {
 		return fmt.Errorf("%w; restore it from a backup of the folder", err)
 	}
@@ -163,10 +167,8 @@ func (n *Node) openIdentity() error {
 		}
 		return n.identity.repair()
 	}
-	if _, err := os.Stat(filepath.Join(n.cfg.Dir, "log")); err == nil {
-		if entries, _ := os.ReadDir(filepath.Join(n.cfg.Dir, "log")); len(entries) > 0 {
-			return fmt.Errorf("%s: %w: it holds a log but no identity; restore it from a backup of the folder", n.cfg.Dir, ErrDamaged)
-		}
+	if started {
+		return fmt.Errorf("%s: %w: it holds a log but no identity; restore it from a backup of the folder", n.cfg.Dir, ErrDamaged)
 	}
 	if n.cfg.ClusterID == "" || n.cfg.ServerID == "" {
 		return fmt.Errorf("%s is a new state folder: ClusterID and ServerID are required", n.cfg.Dir)
@@ -175,6 +177,12 @@ func (n *Node) openIdentity() error {
 		return err
 	}
 	return n.identity.save(identity{Cluster: n.cfg.ClusterID, Server: n.cfg.ServerID})
+}
+
+// started says whether the folder ever held a log.
+func (n *Node) started() bool {
+	entries, err := os.ReadDir(filepath.Join(n.cfg.Dir, "log"))
+	return err == nil && len(entries) > 0
 }
 
 func (n *Node) openStores() error {
@@ -226,7 +234,7 @@ func (n *Node) openStable(report *salvageReport) error {
 		return fmt.Errorf("%s: %w: the log starts at entry %d and no usable snapshot reaches it; restore a backup", n.cfg.Dir, ErrDamaged, first)
 	}
 	lost := last < n.stable.disk.LastIndex || report != nil && report.Gap
-	if report != nil && (lost || report.Cause != nil) {
+	if report != nil && (lost || last > 0) { // otherwise the very first write was cut short
 		n.log.Warn("log damaged: good entries copied, the old log moved aside", "first", report.First, "last", report.Last,
 			"acknowledged", n.stable.disk.LastIndex, "moved", report.Quarantine, "err", report.Cause)
 	}
@@ -246,7 +254,9 @@ func (n *Node) rebuildStable(last uint64) error {
 	if !sole {
 		return fmt.Errorf("%s: %w: term and vote are lost, and this server is not the only voter; remove it from the cluster and join again", n.stable.slots.path, ErrDamaged)
 	}
-	n.log.Warn("stable store damaged, moved aside; term taken from the log", "path", n.stable.slots.path)
+	if last > 0 { // otherwise the very first write was cut short
+		n.log.Warn("stable store damaged, moved aside; term taken from the log", "path", n.stable.slots.path)
+	}
 	if err := n.stable.slots.quarantine(); err != nil {
 		return err
 	}

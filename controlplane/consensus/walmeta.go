@@ -4,37 +4,78 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
+	"time"
 
+	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 )
 
 // walMeta keeps raft-wal's list of segments in two slots; raft-wal's own
 // keeps it in a bbolt file, which panics when it is damaged.
+//
+// It also repairs what raft-wal 0.4.0 does not: when the process ends after
+// the write that seals a segment and before the new list of segments, raft-wal
+// opens the sealed segment as its tail and refuses every further write.
 type walMeta struct {
-	disk  *Disk
 	slots *slots
-	state types.PersistentState
+	filer *segment.Filer
+	size  int // of a new segment
 }
 
 var _ types.MetaStore = (*walMeta)(nil)
 
-func newWALMeta(d *Disk, dir string) *walMeta {
-	return &walMeta{disk: d, slots: &slots{disk: d, path: filepath.Join(dir, "segments")}}
+func newWALMeta(d *Disk, dir string, size int) *walMeta {
+	return &walMeta{slots: &slots{disk: d, path: filepath.Join(dir, "segments")}, filer: segment.NewFiler(dir, d), size: size}
 }
 
 // Load implements types.MetaStore.
 func (m *walMeta) Load(string) (types.PersistentState, error) {
+	var s types.PersistentState
 	b, err := m.slots.load()
+	if err != nil || b == nil {
+		return s, err
+	}
+	if err := json.Unmarshal(b, &s); err != nil {
+		return s, fmt.Errorf("%w: list of log segments: %w", ErrDamaged, err)
+	}
+	return s, m.finishRotation(&s)
+}
+
+// finishRotation lists a sealed tail as sealed and a new tail after it; the
+// new file is made when the log is opened.
+func (m *walMeta) finishRotation(s *types.PersistentState) error {
+	if len(s.Segments) == 0 {
+		return nil
+	}
+	tail := &s.Segments[len(s.Segments)-1]
+	if !tail.SealTime.IsZero() {
+		return nil
+	}
+	w, err := m.filer.RecoverTail(*tail)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
-		return types.PersistentState{}, err
+		return fmt.Errorf("read log tail: %w", err)
 	}
-	if b != nil {
-		if err := json.Unmarshal(b, &m.state); err != nil {
-			return types.PersistentState{}, fmt.Errorf("%w: list of log segments: %w", ErrDamaged, err)
-		}
+	sealed, indexStart, err := w.Sealed()
+	last := w.LastIndex()
+	if err = errors.Join(err, w.Close()); err != nil {
+		return fmt.Errorf("read log tail: %w", err)
 	}
-	return m.state, nil
+	if !sealed {
+		return nil
+	}
+	now := time.Now()
+	tail.SealTime, tail.MaxIndex, tail.IndexStart = now, last, indexStart
+	s.Segments = append(s.Segments, types.SegmentInfo{
+		ID: s.NextSegmentID, BaseIndex: last + 1, MinIndex: last + 1,
+		SizeLimit: uint32(m.size), Codec: tail.Codec, CreateTime: now,
+	})
+	s.NextSegmentID++
+	return m.CommitState(*s)
 }
 
 // CommitState implements types.MetaStore.
@@ -46,7 +87,6 @@ func (m *walMeta) CommitState(s types.PersistentState) error {
 	if err := m.slots.store(b); err != nil {
 		return fmt.Errorf("list of log segments: %w", err)
 	}
-	m.state = s
 	return nil
 }
 
