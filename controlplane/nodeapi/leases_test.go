@@ -1,0 +1,151 @@
+package nodeapi
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// drive sweeps every SweepInterval for d and renews the nodes every interval.
+func drive(l *Leases, d time.Duration, counter *uint64, nodes ...string) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		for range int(LeaseInterval / SweepInterval) {
+			time.Sleep(SweepInterval)
+			l.sweepNow()
+		}
+		*counter++
+		for _, n := range nodes {
+			l.renew(n, "b", *counter)
+		}
+	}
+}
+
+func TestLeaseRunsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases()
+		l.lead(1, true, []string{"a", "b"})
+		var c uint64
+		drive(l, time.Minute, &c, "a", "b")
+		start := time.Now()
+		for !l.Snapshot()["a"].Expired {
+			time.Sleep(SweepInterval)
+			l.sweepNow()
+		}
+		if d := time.Since(start); d < LeaseTTL-LeaseInterval || d > LeaseTTL+SweepInterval {
+			t.Fatalf("ran out after %v", d)
+		}
+		select {
+		case <-l.Changed():
+		default:
+			t.Fatal("no hint")
+		}
+		c++
+		l.renew("a", "b", c)
+		if i := l.Snapshot()["a"]; i.Expired || !i.Stale {
+			t.Fatalf("after it came back: %+v", i)
+		}
+		l.reported("a")
+		if l.Snapshot()["a"].Stale {
+			t.Fatal("still stale after a report")
+		}
+		if got := l.returned(); len(got) != 1 || got[0] != "a" {
+			t.Fatalf("returned %v", got)
+		}
+	})
+}
+
+// A node that came back and has nothing to say is taken at its word.
+func TestStaleEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases()
+		l.lead(1, true, []string{"a"})
+		time.Sleep(SweepInterval)
+		for range 40 {
+			time.Sleep(SweepInterval)
+			l.sweepNow()
+		}
+		var c uint64
+		drive(l, 2*staleMost, &c, "a")
+		if i := l.Snapshot()["a"]; i.Expired || i.Stale {
+			t.Fatalf("%+v", i)
+		}
+	})
+}
+
+// A server that stood still for longer than the TTL blames itself.
+func TestLateSweepMovesDeadlines(t *testing.T) {
+	for _, first := range []string{"sweep", "snapshot", "renewal of another node"} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLeases()
+			l.lead(1, true, []string{"a", "b"})
+			var c uint64
+			drive(l, time.Minute, &c, "a", "b")
+			time.Sleep(30 * time.Second) // stopped
+			switch first {
+			case "sweep":
+				l.sweepNow()
+			case "snapshot":
+			default:
+				l.renew("b", "b", c+1)
+			}
+			if l.Snapshot()["a"].Expired {
+				t.Fatalf("a node died of the server's own sleep (%s first)", first)
+			}
+			for range 40 {
+				time.Sleep(SweepInterval)
+				l.sweepNow()
+			}
+			if !l.Snapshot()["a"].Expired {
+				t.Fatal("and now it must run out")
+			}
+		})
+	}
+}
+
+func TestNewTermGivesFullTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases()
+		l.lead(1, true, []string{"a"})
+		for range 24 { // 6 s
+			time.Sleep(SweepInterval)
+			l.sweepNow()
+		}
+		l.lead(2, false, nil)
+		if _, ok := l.renew("a", "b", 1); ok {
+			t.Fatal("a follower acknowledged")
+		}
+		time.Sleep(time.Hour)
+		l.lead(3, true, []string{"a", "c"})
+		for range 25 {
+			time.Sleep(SweepInterval)
+			l.sweepNow()
+			for n, i := range l.Snapshot() {
+				if i.Expired {
+					t.Fatalf("%s ran out within the fresh TTL", n)
+				}
+			}
+		}
+		time.Sleep(SweepInterval)
+		l.sweepNow()
+		time.Sleep(SweepInterval)
+		if s := l.Snapshot(); !s["a"].Expired || !s["c"].Expired {
+			t.Fatalf("%+v", s)
+		}
+	})
+}
+
+func TestReplayedRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases()
+		l.lead(1, true, nil)
+		for _, step := range []struct {
+			boot    string
+			counter uint64
+			ok      bool
+		}{{"b", 1, true}, {"b", 3, true}, {"b", 3, false}, {"b", 2, false}, {"b", 4, true}, {"c", 1, true}} {
+			if _, ok := l.renew("a", step.boot, step.counter); ok != step.ok {
+				t.Errorf("%+v: %v", step, ok)
+			}
+		}
+	})
+}
