@@ -78,7 +78,7 @@ func (l *logStore) openWAL() (err error) {
 		}
 	}
 	w, err := wal.Open(l.dir, wal.WithMetaStore(l.meta), wal.WithLogger(l.logger),
-		wal.WithSegmentSize(l.segment), wal.WithSegmentFiler(segment.NewFiler(l.dir, l.disk)))
+		wal.WithSegmentSize(l.segment), wal.WithSegmentFiler(sealFiler{segment.NewFiler(l.dir, l.disk), &l.meta.rotation}))
 	if err != nil {
 		return fmt.Errorf("open log: %w", err)
 	}
@@ -102,6 +102,7 @@ func (l *logStore) ranges() error {
 
 func (l *logStore) closeWAL() {
 	if l.w != nil {
+		l.meta.rotation.wait()
 		_ = l.w.Close()
 		l.w = nil
 	}
@@ -283,6 +284,7 @@ func (l *logStore) reopen() error {
 	if got := l.last.Load(); got < last {
 		return restore(fmt.Errorf("%w: log ends at %d, acknowledged was %d", ErrDamaged, got, last))
 	} else if got > last {
+		l.meta.rotation.wait()
 		if err := l.w.DeleteRange(last+1, got); err != nil {
 			return restore(fmt.Errorf("drop unacknowledged entries: %w", err))
 		}
@@ -317,6 +319,7 @@ func (l *logStore) DeleteRange(lo, hi uint64) error {
 			return nil
 		}
 	}
+	l.meta.rotation.wait()
 	if err := l.w.DeleteRange(lo, hi); err != nil {
 		l.fault(err)
 		return fmt.Errorf("truncate log: %w", err)

@@ -139,6 +139,7 @@ func (s *salvager) add(e *raft.Log) error {
 		if err := s.flush(); err != nil {
 			return err
 		}
+		s.to.meta.rotation.wait()
 		if err := s.to.w.DeleteRange(0, s.to.last.Load()); err != nil {
 			return err
 		}
@@ -156,6 +157,7 @@ func (s *salvager) add(e *raft.Log) error {
 }
 
 func (s *salvager) cut(from uint64) error {
+	s.to.meta.rotation.wait()
 	if err := s.to.w.DeleteRange(from, s.to.last.Load()); err != nil {
 		return err
 	}

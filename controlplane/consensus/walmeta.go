@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft-wal/segment"
@@ -22,6 +23,8 @@ type walMeta struct {
 	slots *slots
 	filer *segment.Filer
 	size  int // of a new segment
+
+	rotation rotation
 }
 
 var _ types.MetaStore = (*walMeta)(nil)
@@ -80,6 +83,7 @@ func (m *walMeta) finishRotation(s *types.PersistentState) error {
 
 // CommitState implements types.MetaStore.
 func (m *walMeta) CommitState(s types.PersistentState) error {
+	m.rotation.begun()
 	b, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("encode list of log segments: %w", err)
@@ -100,3 +104,80 @@ func (m *walMeta) SetStable(_, _ []byte) error { return errStable }
 
 // Close implements types.MetaStore.
 func (m *walMeta) Close() error { return m.slots.close() }
+
+// rotation knows whether raft-wal still has to rotate a sealed segment, which
+// it does in a goroutine of its own. A truncation of everything, or a close,
+// that comes before it confuses raft-wal 0.4.0: the rotation then seals the
+// wrong segment, or never happens.
+type rotation struct {
+	mu  sync.Mutex
+	due chan struct{} // closed when the rotation holds raft-wal's lock
+}
+
+func (r *rotation) sealed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.due == nil {
+		r.due = make(chan struct{})
+	}
+}
+
+func (r *rotation) begun() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.due != nil {
+		close(r.due)
+		r.due = nil
+	}
+}
+
+// wait returns when no rotation is due that has not begun.
+func (r *rotation) wait() {
+	r.mu.Lock()
+	due := r.due
+	r.mu.Unlock()
+	if due != nil {
+		<-due
+	}
+}
+
+// sealFiler makes segments that tell when they are sealed.
+type sealFiler struct {
+	*segment.Filer
+	rotation *rotation
+}
+
+var _ types.SegmentFiler = sealFiler{}
+
+// Create implements types.SegmentFiler.
+func (f sealFiler) Create(info types.SegmentInfo) (types.SegmentWriter, error) {
+	w, err := f.Filer.Create(info)
+	if err != nil {
+		return nil, err
+	}
+	return sealWriter{w, f.rotation}, nil
+}
+
+// RecoverTail implements types.SegmentFiler.
+func (f sealFiler) RecoverTail(info types.SegmentInfo) (types.SegmentWriter, error) {
+	w, err := f.Filer.RecoverTail(info)
+	if err != nil {
+		return nil, err
+	}
+	return sealWriter{w, f.rotation}, nil
+}
+
+type sealWriter struct {
+	types.SegmentWriter
+	rotation *rotation
+}
+
+// Sealed implements types.SegmentWriter; raft-wal asks after each append and
+// rotates if so.
+func (w sealWriter) Sealed() (bool, uint64, error) {
+	sealed, start, err := w.SegmentWriter.Sealed()
+	if sealed && err == nil {
+		w.rotation.sealed()
+	}
+	return sealed, start, err
+}
