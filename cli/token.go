@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dunlin-project/dunlin/cli/client"
+	"github.com/dunlin-project/dunlin/controlplane"
+)
+
+func (a *app) tokenCmd() *cobra.Command {
+	c := &cobra.Command{
+		Use: "token", Short: "Make join lines for new nodes", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	var ttl time.Duration
+	var uses int
+	create := &cobra.Command{
+		Use:   "create",
+		Short: "Print one line that lets a new node join",
+		Long: `Print one line that lets a new node join: on it, run 'dunlin agent --join LINE'.
+
+The line pins this cluster's certificate authority, works once and expires.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ttl <= 0 || uses <= 0 {
+				return usagef("--ttl and --uses must be positive")
+			}
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			body, err := json.Marshal(controlplane.TokenRequest{TTLSeconds: int64(ttl.Seconds()), Uses: uses})
+			if err != nil {
+				return fmt.Errorf("make request: %w", err)
+			}
+			var reply controlplane.TokenReply
+			r := client.Request{Method: http.MethodPost, Path: controlplane.TokensPath, ContentType: client.JSON, Body: body}
+			if err := cl.JSON(cmd.Context(), r, &reply); err != nil {
+				return err
+			}
+			a.printf("%s\n", reply.Line)
+			return nil
+		},
+	}
+	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long the line works")
+	create.Flags().IntVar(&uses, "uses", 1, "how many nodes may join with it")
+	c.AddCommand(create)
+	return c
+}
+
+func (a *app) kubeconfigCmd() *cobra.Command {
+	var path bool
+	c := &cobra.Command{
+		Use:   "kubeconfig",
+		Short: "Print the administrator's kubeconfig, for kubectl, Helm and others",
+		Example: `  export KUBECONFIG=$(dunlin kubeconfig --path)
+  dunlin kubeconfig > ~/.kube/config`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return a.printKubeconfig(path) },
+	}
+	c.Flags().BoolVar(&path, "path", false, "print where the file is")
+	return c
+}
