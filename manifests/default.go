@@ -193,6 +193,13 @@ func defaultNamespace(n *corev1.Namespace) {
 }
 
 func defaultNode(n *corev1.Node) {
+	s := &n.Spec
+	switch { // the two forms of the pod range agree; the single one leads
+	case s.PodCIDR != "" && (len(s.PodCIDRs) == 0 || s.PodCIDRs[0] != s.PodCIDR):
+		s.PodCIDRs = []string{s.PodCIDR}
+	case s.PodCIDR == "" && len(s.PodCIDRs) > 0:
+		s.PodCIDR = s.PodCIDRs[0]
+	}
 	if n.Status.Allocatable == nil && n.Status.Capacity != nil {
 		n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 	}

@@ -287,9 +287,11 @@ func validRepository(name string, bare bool) bool {
 			path = "library/" + name
 		}
 	}
-	if len(path) > 255 || !validDomain(domain) {
-		return false
-	}
+	// What is no domain may still be the first component of a path.
+	return len(path) <= 255 && (validDomain(domain) && validPath(path) || validPath(domain+"/"+path))
+}
+
+func validPath(path string) bool {
 	for _, c := range strings.Split(path, "/") {
 		if !validPathComponent(c) {
 			return false

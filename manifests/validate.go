@@ -87,6 +87,7 @@ func (p *problems) meta(m *metav1.ObjectMeta, namespaced bool, name apivalidatio
 
 func (p *problems) metaUpdate(now, before *metav1.ObjectMeta) {
 	p.add(apivalidation.ValidateObjectMetaUpdate(now, before, metadataPath)...)
+	p.add(apivalidation.ValidateFinalizers(now.Finalizers, metadataPath.Child("finalizers"))...)
 	p.finalizers(now)
 }
 
@@ -121,7 +122,7 @@ func (p *problems) object(obj, old runtime.Object) {
 	case *appsv1.Deployment:
 		p.deployment(o)
 	case *appsv1.ControllerRevision:
-		p.controllerRevision(o)
+		p.controllerRevision(o, old == nil)
 	case *corev1.Service:
 		before, _ := old.(*corev1.Service)
 		p.service(o, before)

@@ -221,8 +221,12 @@ func (p *problems) replicationControllerStatus(rc, old *corev1.ReplicationContro
 		counter{"fullyLabeledReplicas", int64(s.FullyLabeledReplicas)})
 }
 
-func (p *problems) controllerRevision(r *appsv1.ControllerRevision) {
+// controllerRevision checks the data on create only: it never changes.
+func (p *problems) controllerRevision(r *appsv1.ControllerRevision, create bool) {
 	p.nonNegative(field.NewPath("revision"), r.Revision)
+	if !create {
+		return
+	}
 	at := field.NewPath("data")
 	if r.Data.Raw == nil {
 		p.required(at, "data is mandatory")
