@@ -25,10 +25,14 @@ const wasmHandler = "wazero"
 // It works on a copy of the state, which nobody changes.
 func (w *worker) act(ctx context.Context, a action) {
 	s, paths := w.state.clone(), w.paths
-	if a.kind == actPrepare || a.kind == actStop {
+	hook := ctx
+	if a.kind == actPrepare || a.kind == actStop || a.kind == actStart {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
+		hook, cancel = context.WithCancel(ctx)
 		w.cancels[doing{a.kind, a.ctr}] = cancel
+		if a.kind != actStart { // a start under way is never cut
+			ctx = hook
+		}
 	}
 	if a.kind == actStop {
 		n := s.ctrs[a.ctr].note(false, "Killing", "Stopping container "+a.id.Container)
@@ -38,7 +42,7 @@ func (w *worker) act(ctx context.Context, a action) {
 	}
 	w.ops.Go(func() {
 		r := result{kind: a.kind, ctr: a.ctr, id: a.id, probe: a.probe}
-		w.do(ctx, a, &s, paths, &r)
+		w.do(ctx, hook, a, &s, paths, &r)
 		w.send(r)
 	})
 }
@@ -50,7 +54,8 @@ func (w *worker) send(r result) {
 	}
 }
 
-func (w *worker) do(ctx context.Context, a action, s *podState, paths map[string]string, r *result) {
+// do works under ctx; hook ends earlier, when the pod is to stop.
+func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[string]string, r *result) {
 	if w.rt == nil && a.kind != actFinish && a.kind != actUnmount && a.kind != actTeardown {
 		r.err = errors.New("no runtime for the pod on this node")
 		return
@@ -66,6 +71,7 @@ func (w *worker) do(ctx context.Context, a action, s *podState, paths map[string
 		r.image, r.err = w.prepare(ctx, &s.ctrs[a.ctr])
 	case actStart:
 		w.start(ctx, a, s, paths, r)
+		w.postStart(hook, a, s, r)
 	case actStop:
 		r.err = w.stop(ctx, a, s)
 	case actKill:
@@ -85,14 +91,32 @@ func (w *worker) do(ctx context.Context, a action, s *podState, paths map[string
 	}
 }
 
+// prepare looks on the node first, so that what is here never waits behind
+// pulls that hang.
 func (w *worker) prepare(ctx context.Context, c *ctrState) (workload.ImageState, error) {
-	if err := w.a.acquire(ctx); err != nil {
+	policy := pullPolicy(c.spec)
+	if policy != corev1.PullAlways {
+		st, err := w.prepareIn(ctx, w.a.slots, c, corev1.PullNever)
+		if err == nil || policy == corev1.PullNever || !notHere(err) {
+			return st, err
+		}
+	}
+	return w.prepareIn(ctx, w.a.pulls, c, policy)
+}
+
+func (w *worker) prepareIn(ctx context.Context, slots chan struct{}, c *ctrState, policy corev1.PullPolicy) (workload.ImageState, error) {
+	if err := acquire(ctx, slots); err != nil {
 		return workload.ImageState{}, err
 	}
-	defer w.a.release()
-	return w.rt.Prepare(ctx, c.spec.Image, string(pullPolicy(c.spec)), func(m string) {
+	defer func() { <-slots }()
+	return w.rt.Prepare(ctx, c.spec.Image, string(policy), func(m string) {
 		w.log.Info("preparing image", "image", c.spec.Image, "progress", m)
 	})
+}
+
+func notHere(err error) bool {
+	var se *workload.StartError
+	return errors.As(err, &se) && se.Reason == "ErrImageNeverPull"
 }
 
 // pullPolicy defaults as upstream, for static pods that were not defaulted.
@@ -108,11 +132,11 @@ func pullPolicy(c *corev1.Container) corev1.PullPolicy {
 
 // start opens the listeners, makes their ports durable, and starts.
 func (w *worker) start(ctx context.Context, a action, s *podState, paths map[string]string, r *result) {
-	if err := w.a.acquire(ctx); err != nil {
+	if err := acquire(ctx, w.a.slots); err != nil {
 		r.err = err
 		return
 	}
-	defer w.a.release()
+	defer func() { <-w.a.slots }()
 	c := &s.ctrs[a.ctr]
 	spec, err := w.a.containerSpec(s, c, a.id, paths)
 	if err != nil {
@@ -201,6 +225,24 @@ func (w *worker) stop(ctx context.Context, a action, s *podState) error {
 		left = min(left, a.grace)
 	}
 	return w.rt.Stop(ctx, a.id, max(left, 0))
+}
+
+// postStart runs the hook of a container that was just started. When it
+// fails the container is stopped, and counts as crashed.
+func (w *worker) postStart(ctx context.Context, a action, s *podState, r *result) {
+	c := &s.ctrs[a.ctr]
+	if r.err != nil || r.state.Phase != workload.Running || c.spec.Lifecycle == nil || c.spec.Lifecycle.PostStart == nil {
+		return
+	}
+	err := w.hook(ctx, c.spec.Lifecycle.PostStart, a.id, s, c)
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	w.a.reports.event(w.a.podEvent(s.pod, c.note(true, "FailedPostStartHook", "postStart: "+err.Error())))
+	_ = w.rt.Stop(ctx, a.id, s.grace()) // what it came to is read next
+	if st, ok, err := w.rt.State(ctx, a.id); err == nil && ok {
+		r.state = st
+	}
 }
 
 func (w *worker) hook(ctx context.Context, h *corev1.LifecycleHandler, id workload.ID, s *podState, c *ctrState) error {

@@ -34,10 +34,7 @@ func (a *Agent) admit(pod *corev1.Pod) *store.Verdict {
 	a.mu.RLock()
 	ad.allocatable = a.alloc
 	for uid, i := range a.known {
-		if uid == string(pod.UID) || i.worker == nil {
-			continue
-		}
-		if st := i.status; st != nil && (st.Phase == corev1.PodFailed || st.Phase == corev1.PodSucceeded) {
+		if uid == string(pod.UID) || i.worker == nil || i.inactive || i.status != nil && ended(i.status.Phase) {
 			continue
 		}
 		ad.others = append(ad.others, i.assigned)

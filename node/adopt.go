@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,15 +54,14 @@ func (a *Agent) boot(ctx context.Context) error {
 		}
 	}
 	a.list(ctx)
-	for _, pod := range a.wanted() {
+	a.recs = byUID
+	pods, _ := a.wanted()
+	for _, pod := range pods {
 		uid := string(pod.UID)
-		if !a.isGone(uid) {
-			a.start(ctx, pod, byUID[uid])
+		// Those that are new here are admitted after all that are not.
+		if (a.recs[uid] != nil || len(a.found[uid]) > 0) && !a.isGone(uid) {
+			a.start(ctx, pod)
 		}
-		delete(byUID, uid)
-	}
-	for _, r := range byUID {
-		a.leftover = append(a.leftover, r)
 	}
 	return nil
 }
@@ -143,31 +143,26 @@ func find(states []found, container string, attempt int) []found {
 
 // sweep removes what belongs to no pod, once the assignment is known. Main
 // loop, once.
-func (a *Agent) sweep(ctx context.Context, pods []*corev1.Pod) {
-	keep := map[string]bool{}
-	for _, p := range pods {
-		keep[string(p.UID)] = true
-	}
+func (a *Agent) sweep(ctx context.Context, keep map[string]bool) {
+	keep = maps.Clone(keep)
 	for uid := range a.workers {
 		keep[uid] = true
 	}
-	for _, r := range a.leftover {
-		if keep[r.UID] || a.isGone(r.UID) {
-			continue
+	for uid, r := range a.recs {
+		if keep[uid] || a.isGone(uid) {
+			continue // unreadable for now, or on its way out
 		}
-		keep[r.UID] = true
+		keep[uid] = true
 		a.log.Info("a pod left the assignment while the agent was away: stopping it", "pod", r.Namespace+"/"+r.Name, "uid", r.UID)
-		pod := podOfRecord(r)
-		a.start(ctx, pod, r)
+		a.start(ctx, podOfRecord(r))
 		a.workers[r.UID].box.tell(func(m *mailbox) { m.removed = true })
 	}
-	a.leftover = nil
 	var orphans []found
 	for uid, f := range a.found {
-		delete(a.found, uid)
 		if keep[uid] && !a.isGone(uid) {
-			continue // its worker has taken what it wants
+			continue
 		}
+		delete(a.found, uid)
 		for _, o := range f {
 			a.log.Warn("orphan: this container belongs to no pod of this node and is stopped",
 				"uid", uid, "container", o.state.ID.Container, "attempt", o.state.ID.Attempt, "phase", o.state.Phase)

@@ -33,7 +33,8 @@ type Agent struct {
 	c       Config
 	log     *slog.Logger
 	reports *reports
-	slots   chan struct{}  // containers being prepared or started
+	slots   chan struct{}  // containers being prepared from here, or started
+	pulls   chan struct{}  // images being fetched
 	group   sync.WaitGroup // everything Run started
 
 	mu      sync.RWMutex // guards what follows
@@ -51,16 +52,17 @@ type Agent struct {
 	unknown  chan []string // uids that the cluster does not know
 
 	// Owned by the main loop.
-	workers  map[string]*worker
-	gones    map[string]store.Gone // tombstones
-	goneMu   sync.Mutex
-	strays   map[string]uint64 // unknown uids: generation in which they were said to be
-	found    map[string][]found
-	leftover []*store.Pod // records of pods that are not wanted any more
-	swept    bool
+	workers map[string]*worker
+	gones   map[string]store.Gone // tombstones
+	goneMu  sync.Mutex
+	strays  map[string]uint64 // unknown uids: generation in which they were said to be
+	found   map[string][]found
+	recs    map[string]*store.Pod // of pods that have no worker yet
+	swept   bool
 
 	nodeSent   []byte // owned by whoever runs updateMachine: Run, then machineLoop
 	nodeConds  []corev1.NodeCondition
+	refused    complain      // of the report loop
 	staticErrs []string      // owned by whoever runs scanStatic
 	quit       chan struct{} // closed when Run is asked to end
 }
@@ -70,6 +72,7 @@ type podInfo struct {
 	worker   *worker
 	assigned *corev1.Pod // as handed to the worker last
 	version  uint64      // resourceVersion of assigned
+	inactive bool        // takes nothing of the node: rejected or ended
 	pod      *corev1.Pod // as the worker published it
 	status   *corev1.PodStatus
 }
@@ -81,7 +84,7 @@ func New(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(),
-		slots: make(chan struct{}, c.Starts), quit: make(chan struct{}),
+		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}),
 		known: map[string]podInfo{}, changed: make(chan struct{}, 1),
 		finished: make(chan string), unknown: make(chan []string),
 		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
@@ -225,16 +228,14 @@ func (a *Agent) exitLoop(ctx context.Context, rt workload.Runtime) {
 	}
 }
 
-func (a *Agent) acquire(ctx context.Context) error {
+func acquire(ctx context.Context, slots chan struct{}) error {
 	select {
-	case a.slots <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
-
-func (a *Agent) release() { <-a.slots }
 
 // remember keeps a pod's newest object and status for those who ask.
 func (a *Agent) remember(uid string, pod *corev1.Pod, st *corev1.PodStatus) {

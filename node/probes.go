@@ -140,7 +140,7 @@ func (s *podState) passed(c *ctrState, k probeKind) {
 
 // holds says whether the status must wait: an adopted container's readiness
 // is not known before its first verdict, and must not flap meanwhile.
-func (s *podState) holds() bool {
+func (s *podState) holds(now moment) bool {
 	if s.over() {
 		return false
 	}
@@ -152,10 +152,16 @@ func (s *podState) holds() bool {
 		if !c.adopted || !c.running() || c.kill != nil {
 			continue
 		}
-		if !c.started && c.probes[probeStartup].bad == 0 {
-			return true
+		k := probeReadiness
+		if !c.started {
+			k = probeStartup
 		}
-		if c.started && c.spec.ReadinessProbe != nil && !c.probes[probeReadiness].known {
+		p, spec := &c.probes[k], c.probeSpec(k)
+		if spec == nil || p.known || k == probeStartup && p.bad > 0 {
+			continue
+		}
+		// One that was never due was not ready before either.
+		if now.mono.Sub(c.since) >= time.Duration(spec.InitialDelaySeconds)*time.Second {
 			return true
 		}
 	}

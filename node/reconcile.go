@@ -20,11 +20,13 @@ const (
 // isStatic says whether a pod comes from this node's own folder.
 func isStatic(pod *corev1.Pod) bool { return pod.Annotations[ConfigSourceAnnotation] == "file" }
 
-// wanted lists the pods that this node shall have, oldest first.
-func (a *Agent) wanted() []*corev1.Pod {
+// wanted lists the pods that this node shall have, oldest first, and the
+// uids of those whose objects cannot be read: they stay as they are.
+func (a *Agent) wanted() (out []*corev1.Pod, unreadable map[string]bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	out := slices.Clone(a.statics)
+	out = slices.Clone(a.statics)
+	unreadable = map[string]bool{}
 	for _, o := range a.asg.Objects {
 		if o.Ref.Kind != "Pod" {
 			continue
@@ -37,6 +39,7 @@ func (a *Agent) wanted() []*corev1.Pod {
 		pod := &corev1.Pod{}
 		if err := direct.Unmarshal(o.Data, pod); err != nil {
 			a.log.Error("an assigned pod cannot be decoded", "namespace", o.Ref.Namespace, "name", o.Ref.Name, "err", err)
+			unreadable[o.UID] = true
 			continue
 		}
 		if _, mirror := pod.Annotations[ConfigMirrorAnnotation]; mirror {
@@ -59,7 +62,7 @@ func (a *Agent) wanted() []*corev1.Pod {
 		}
 		return 1
 	})
-	return out
+	return out, unreadable
 }
 
 // critical pods are admitted first, as upstream.
@@ -74,9 +77,8 @@ func critical(pod *corev1.Pod) int {
 // reconcile makes workers match what is wanted. Main loop only.
 func (a *Agent) reconcile(ctx context.Context) {
 	known := a.assignmentKnown()
-	pods := a.wanted()
+	pods, want := a.wanted()
 	a.expireTombstones(pods, known)
-	want := map[string]bool{}
 	for _, pod := range pods {
 		uid := string(pod.UID)
 		if _, stray := a.strays[uid]; stray && !isStatic(pod) {
@@ -89,7 +91,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 		}
 		// An edited file's new pod waits until the old one has left.
 		if !a.isGone(uid) && (!isStatic(pod) || !a.nameTaken(pod)) {
-			a.start(ctx, pod, nil)
+			a.start(ctx, pod)
 		}
 	}
 	for uid, w := range a.workers {
@@ -101,7 +103,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 	}
 	if known && !a.swept {
 		a.swept = true
-		a.sweep(ctx, pods)
+		a.sweep(ctx, want)
 	}
 }
 
@@ -138,11 +140,12 @@ func (a *Agent) versionOf(pod *corev1.Pod) uint64 {
 	return a.asg.Objects[string(pod.UID)].ResourceVersion
 }
 
-// start admits the pod and starts its worker. rec is its record from before,
-// or nil for a pod that is new here.
-func (a *Agent) start(ctx context.Context, pod *corev1.Pod, rec *store.Pod) {
+// start starts the pod's worker from what is known of it here; a pod that is
+// new is admitted first.
+func (a *Agent) start(ctx context.Context, pod *corev1.Pod) {
 	uid := string(pod.UID)
-	states := a.found[uid]
+	rec, states := a.recs[uid], a.found[uid]
+	delete(a.recs, uid)
 	delete(a.found, uid)
 	rec, extra := adopt(rec, pod, states, a.c.MachineBoot)
 	if len(extra) > 0 {
@@ -164,7 +167,11 @@ func (a *Agent) start(ctx context.Context, pod *corev1.Pod, rec *store.Pod) {
 	w.closing = ctx.Done()
 	a.workers[w.uid] = w
 	a.mu.Lock()
-	a.known[w.uid] = podInfo{worker: w, pod: pod, assigned: pod, version: a.versionOf(pod)}
+	s := &w.state
+	a.known[w.uid] = podInfo{
+		worker: w, pod: pod, assigned: pod, version: a.versionOf(pod),
+		inactive: w.mute || s.rec.Verdict != nil || s.rec.Finished,
+	}
 	w.refs = a.refsSerial
 	a.mu.Unlock()
 	a.group.Go(func() {

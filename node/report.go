@@ -270,7 +270,9 @@ func (a *Agent) reportOnce(ctx context.Context) (again bool, err error) {
 		}
 		if reply.Refused != "" {
 			a.reports.failed(p)
-			a.log.Warn("the server refuses this node's report", "reason", reply.Refused)
+			if a.refused.due(time.Now()) {
+				a.log.Warn("the server refuses this node's report", "reason", reply.Refused)
+			}
 			return true, nil
 		}
 		gone, unknown, again := a.reports.answered(p, reply)

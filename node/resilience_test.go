@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -562,4 +562,104 @@ func TestEventsAreBounded(t *testing.T) {
 	})
 }
 
-var _ = store.Pod{}
+// TestUnreadablePodGoesOn: an object that this version cannot decode is no
+// reason to stop what runs, also over a restart.
+func TestUnreadablePodGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.link.put("Pod", wasmPod("a"))
+		b.start()
+		defer b.stop()
+		b.after(time.Second)
+		b.link.mu.Lock()
+		o := &b.link.asg.Objects[0]
+		o.Data, o.ResourceVersion = []byte{0xff}, 99
+		b.link.asg.Generation++
+		b.link.mu.Unlock()
+		b.link.hint()
+		b.after(time.Minute)
+		b.stop()
+		b.start()
+		b.after(time.Minute)
+		if got := b.rt.running(); len(got) != 1 || len(b.rt.started()) != 1 {
+			t.Fatalf("%v run", got)
+		}
+	})
+}
+
+func TestImageChangeRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.link.put("Pod", wasmPod("a"))
+		b.start()
+		defer b.stop()
+		b.after(time.Minute)
+		b.link.put("Pod", wasmPod("a", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "v2.wasm" }))
+		b.after(2 * time.Second)
+		st := b.want("uid-a", "Running+Ready")
+		if c := st.ContainerStatuses[0]; c.RestartCount != 1 || c.ImageID != "sha256:v2.wasm" {
+			t.Fatalf("%+v", c)
+		}
+	})
+}
+
+func TestPostStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		pod := wasmPod("a", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 60}}}
+		})
+		b.link.put("Pod", pod)
+		b.start()
+		defer b.stop()
+		b.after(59 * time.Second)
+		b.want("uid-a", "Pending")
+		b.after(2 * time.Second)
+		b.want("uid-a", "Running+Ready")
+		// A hook under way does not hold up a stop.
+		other := pod.DeepCopy()
+		other.Name, other.UID = "b", "uid-b"
+		b.link.put("Pod", other)
+		b.after(5 * time.Second)
+		b.link.put("Pod", deleted(other, 5))
+		b.after(5 * time.Second)
+		if !b.link.gone["uid-b"] {
+			t.Fatal("not gone")
+		}
+	})
+}
+
+// TestHangingPullsHoldUpNobody: pods whose images are here start while
+// others wait for a registry that never answers.
+func TestHangingPullsHoldUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		never := make(chan struct{})
+		b.rt.onPull = func(ctx context.Context, image, policy string) error {
+			if image != "far.wasm" {
+				return nil
+			}
+			if policy == "Never" {
+				return &workload.StartError{Reason: "ErrImageNeverPull", Message: "not here"}
+			}
+			select {
+			case <-never:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+		for i := range 20 {
+			b.link.put("Pod", wasmPod(fmt.Sprint("far", i), func(p *corev1.Pod) { p.Spec.Containers[0].Image = "far.wasm" }))
+		}
+		b.link.put("Pod", wasmPod("near"))
+		b.start()
+		defer b.stop()
+		b.after(time.Second)
+		b.want("uid-near", "Running+Ready")
+		b.link.put("Pod", deleted(wasmPod("far3", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "far.wasm" }), 30))
+		b.after(time.Second)
+		if !b.link.gone["uid-far3"] {
+			t.Fatal("a pull under way holds up the pod's end")
+		}
+	})
+}

@@ -199,7 +199,7 @@ func (c *ctrState) end(e *store.Exit, now moment) {
 	if c.since.IsZero() {
 		ran = time.Duration(e.FinishedAt-e.StartedAt) * time.Millisecond
 	}
-	if ran >= backoffReset {
+	if ran >= backoffReset || c.kill != nil && c.kill.reason == "ImageChanged" {
 		c.rec.Backoff = 0
 	}
 	c.restartAt = now.mono.Add(crashDelay(c.rec.Backoff))
@@ -285,6 +285,9 @@ func (s *podState) tend(now moment, wake *waker) (action, bool) {
 		}
 		if !c.running() {
 			continue
+		}
+		if c.kill == nil && c.rec.Image != "" && c.rec.Image != c.spec.Image {
+			c.kill = &killing{reason: "ImageChanged", grace: s.grace(), message: "Container " + c.rec.Name + " definition changed, will be restarted"}
 		}
 		if c.kill != nil && c.op == opNone {
 			if wait := c.stopTry; now.mono.Before(wait) {
@@ -384,7 +387,7 @@ func (s *podState) ensure(i int, now moment, wake *waker) (action, bool) {
 		c.op, c.image.busy = opPrepare, true
 		return action{kind: actPrepare, ctr: i, id: s.id(i)}, true
 	}
-	c.rec.Begun, c.rec.Boot, c.rec.Digest = true, s.boot, c.digest
+	c.rec.Begun, c.rec.Boot, c.rec.Digest, c.rec.Image = true, s.boot, c.digest, c.spec.Image
 	c.op, c.seen = opStart, absent
 	return action{kind: actStart, ctr: i, id: s.id(i)}, true
 }

@@ -41,6 +41,7 @@ type stubRuntime struct {
 	exits  chan workload.ID
 	pid    int
 
+	onPull    func(ctx context.Context, image, policy string) error
 	onPrepare func(image string) (workload.ImageState, error)
 	onStart   func(s workload.Spec, st *workload.State) error
 	// onStop says how long it takes to end; more than grace is killed.
@@ -56,7 +57,12 @@ func newStubRuntime() *stubRuntime {
 
 func (r *stubRuntime) Name() string { return wasmHandler }
 
-func (r *stubRuntime) Prepare(_ context.Context, image, _ string, _ workload.Progress) (workload.ImageState, error) {
+func (r *stubRuntime) Prepare(ctx context.Context, image, policy string, _ workload.Progress) (workload.ImageState, error) {
+	if r.onPull != nil {
+		if err := r.onPull(ctx, image, policy); err != nil {
+			return workload.ImageState{}, err
+		}
+	}
 	if r.onPrepare != nil {
 		return r.onPrepare(image)
 	}

@@ -265,7 +265,7 @@ func (w *worker) take(r result) {
 	if r.kind == actMount && r.err == nil {
 		w.paths = r.paths
 	}
-	if key := (doing{r.kind, r.ctr}); w.cancels[key] != nil {
+	if key := (doing{r.kind, r.ctr}); r.noted == nil && w.cancels[key] != nil {
 		w.cancels[key]()
 		delete(w.cancels, key)
 	}
@@ -303,7 +303,7 @@ func (w *worker) tellEnds(before *podState) {
 	}
 	if w.state.over() {
 		for key, cancel := range w.cancels {
-			if key.kind == actPrepare {
+			if key.kind != actStop {
 				cancel()
 			}
 		}
@@ -313,7 +313,7 @@ func (w *worker) tellEnds(before *podState) {
 // publish hands the status on if it means something new.
 func (w *worker) publish() {
 	s := &w.state
-	if s.holds() || w.mute {
+	if w.mute || s.holds(w.a.now()) {
 		return
 	}
 	st := s.status(w.a.statusFacts(w.rt), w.a.now())

@@ -64,6 +64,7 @@ type Container struct {
 	// Backoff counts the restarts in a row that each ran too short.
 	Backoff int    `cbor:"7,keyasint,omitempty"`
 	Digest  string `cbor:"8,keyasint,omitempty"` // image of Attempt
+	Image   string `cbor:"9,keyasint,omitempty"` // as the manifest named it then
 }
 
 // Verdict is why a pod failed as a whole: rejected, deadline, evicted.
