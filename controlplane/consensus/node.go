@@ -46,7 +46,8 @@ type Config struct {
 	SnapshotBytes int64
 	// ReserveBytes is the free space below which writes are refused with
 	// ErrDiskFull, so that the log can still be compacted; 0 is two segments
-	// and the state's size. Deletions go on until half of it is left.
+	// and twice the state's size. Deletions go on while one more segment fits.
+	// Negative is no reserve.
 	ReserveBytes int64
 }
 

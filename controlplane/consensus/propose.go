@@ -203,7 +203,7 @@ func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
 	}
 	reserve := n.cfg.ReserveBytes
 	if reserve == 0 {
-		reserve = 2*int64(n.cfg.SegmentBytes) + n.machine.Bytes()
+		reserve = 2*int64(n.cfg.SegmentBytes) + 2*n.machine.Bytes()
 	}
 	if free >= reserve {
 		if n.faults.clearFull() {
@@ -217,7 +217,7 @@ func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
 	}
 	taken := batch[:0]
 	for _, p := range batch {
-		if p.deletes && free >= reserve/2 {
+		if p.deletes && free >= int64(n.cfg.SegmentBytes) {
 			taken = append(taken, p)
 			continue
 		}

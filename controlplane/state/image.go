@@ -43,6 +43,8 @@ func (m *Machine) Image() *Image { return &Image{v: m.cur.Load()} }
 func (im *Image) Write(path string) (err error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout: time.Second, NoSync: true, NoGrowSync: true, NoFreelistSync: true, NoStatistics: true,
+		// Larger than most records, and the same on every machine.
+		PageSize: 16 << 10,
 		OpenFile: func(name string, flag int, perm os.FileMode) (*os.File, error) {
 			return os.OpenFile(name, flag|os.O_EXCL, perm)
 		},
