@@ -59,6 +59,9 @@ func (v *Verifier) Peer(cs tls.ConnectionState) (Peer, error) {
 		return Peer{}, nil
 	}
 	c := cs.PeerCertificates[0]
+	if c.IsCA {
+		return Peer{}, fmt.Errorf("%w: an authority is nobody's identity", ErrUntrusted)
+	}
 	if err := verifyChain(v.Roots, c, x509.ExtKeyUsageClientAuth); err != nil {
 		return Peer{}, err
 	}

@@ -117,6 +117,7 @@ func New(cfg Config) (*Listener, error) {
 		GetCertificate:   cfg.GetCertificate,
 		NextProtos:       protos,
 		ClientAuth:       tls.RequestClientCert,
+		Time:             cfg.Verifier.Clock.Now,
 		VerifyConnection: cfg.Verifier.VerifyConnection(func(p string) bool { return cfg.Handlers[p] != nil }),
 	}
 	return l, nil
