@@ -26,15 +26,17 @@ import (
 // pin them.
 type Codec struct {
 	serializer kubecbor.Serializer
+	sealer     *Sealer
 }
 
-// NewCodec returns the codec of every kind that manifests serves.
-func NewCodec() *Codec {
+// NewCodec returns the codec of every kind that manifests serves. Secrets
+// are sealed with the sealer; nil stores them in clear.
+func NewCodec(sealer *Sealer) *Codec {
 	s := runtime.NewScheme()
 	for _, k := range manifests.Kinds() {
 		s.AddKnownTypeWithName(k.GVK, k.New())
 	}
-	return &Codec{serializer: kubecbor.NewSerializer(s, s)}
+	return &Codec{serializer: kubecbor.NewSerializer(s, s), sealer: sealer}
 }
 
 // selfDescribed is the CBOR tag that the serializer puts before every value
@@ -68,8 +70,16 @@ func (c *Codec) Encode(k *manifests.Kind, obj runtime.Object) (*state.Record, er
 	if err := split(bytes.TrimPrefix(buf.Bytes(), selfDescribed), rec); err != nil {
 		return nil, fmt.Errorf("registry: encode %s: %w", k.GVK.Kind, err)
 	}
+	if sealed(k) && c.sealer != nil {
+		// Annotations too: kubectl keeps what was applied in one.
+		rec.Meta = c.sealer.seal(rec, "meta", rec.Meta)
+		rec.Spec = c.sealer.seal(rec, "spec", rec.Spec)
+	}
 	return rec, nil
 }
+
+// sealed says whether a kind's bodies never leave this process in clear.
+func sealed(k *manifests.Kind) bool { return k.GVK.Group == "" && k.GVK.Kind == "Secret" }
 
 // Decode makes a new, private object from a record.
 func (c *Codec) Decode(rec *state.Record) (runtime.Object, error) {
@@ -78,7 +88,11 @@ func (c *Codec) Decode(rec *state.Record) (runtime.Object, error) {
 	if k == nil {
 		return nil, fmt.Errorf("registry: decode %s %s/%s: kind is not known to this version", h.Key.Kind, h.Key.Namespace, h.Key.Name)
 	}
-	data, err := join(rec)
+	plain, err := c.open(rec)
+	if err != nil {
+		return nil, fmt.Errorf("registry: decode %s %s/%s: %w", h.Key.Kind, h.Key.Namespace, h.Key.Name, err)
+	}
+	data, err := join(plain)
 	if err != nil {
 		return nil, fmt.Errorf("registry: decode %s %s/%s: %w", h.Key.Kind, h.Key.Namespace, h.Key.Name, err)
 	}
@@ -92,6 +106,25 @@ func (c *Codec) Decode(rec *state.Record) (runtime.Object, error) {
 	}
 	obj.GetObjectKind().SetGroupVersionKind(gvk)
 	return obj, nil
+}
+
+// open returns the record with its bodies in clear.
+func (c *Codec) open(rec *state.Record) (*state.Record, error) {
+	if (rec.Meta == nil || rec.Meta.Codec != state.CodecSealed) && (rec.Spec == nil || rec.Spec.Codec != state.CodecSealed) {
+		return rec, nil
+	}
+	if c.sealer == nil {
+		return nil, errNoSealer
+	}
+	out := *rec
+	var err error
+	if out.Meta, err = c.sealer.open(rec, "meta", rec.Meta); err != nil {
+		return nil, err
+	}
+	if out.Spec, err = c.sealer.open(rec, "spec", rec.Spec); err != nil {
+		return nil, err
+	}
+	return &out, nil
 }
 
 // strip returns a shallow copy of the object without what the header holds.

@@ -84,7 +84,7 @@ func fuzzFuncs(_ runtimeserializer.CodecFactory) []any {
 // TestCodecRoundTrip: for every kind and any content, what is decoded is
 // what was encoded, and encoding it again gives the same bytes.
 func TestCodecRoundTrip(t *testing.T) {
-	codec := NewCodec()
+	codec := NewCodec(nil)
 	n := 60
 	if testing.Short() {
 		n = 10
@@ -193,7 +193,7 @@ func goldenObjects() map[string]runtime.Object {
 
 // TestGolden pins the bytes: they are in every log and snapshot ever written.
 func TestGolden(t *testing.T) {
-	codec := NewCodec()
+	codec := NewCodec(nil)
 	for name, obj := range goldenObjects() {
 		t.Run(name, func(t *testing.T) {
 			_, k, err := servedOf(obj)
@@ -240,7 +240,7 @@ func body(b *state.Body) []byte {
 }
 
 func TestReplicasShareTheirSpec(t *testing.T) {
-	codec := NewCodec()
+	codec := NewCodec(nil)
 	_, k, err := servedOf(&corev1.Pod{})
 	if err != nil {
 		t.Fatal(err)
@@ -261,7 +261,7 @@ func TestReplicasShareTheirSpec(t *testing.T) {
 }
 
 func TestDecodeRefusesWhatItDoesNotKnow(t *testing.T) {
-	codec := NewCodec()
+	codec := NewCodec(nil)
 	good := state.Record{Header: state.Header{Key: state.Key{Kind: "Pod", Name: "a"}, UID: "u"}}
 	if _, err := codec.Decode(&good); err != nil {
 		t.Fatal(err)
@@ -286,7 +286,7 @@ func TestDecodeRefusesWhatItDoesNotKnow(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	codec := NewCodec()
+	codec := NewCodec(nil)
 	for _, obj := range goldenObjects() {
 		_, k, err := servedOf(obj)
 		if err != nil {
@@ -311,7 +311,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 func BenchmarkCodec(b *testing.B) {
-	codec := NewCodec()
+	codec := NewCodec(nil)
 	obj := goldenObjects()["pod"]
 	_, k, err := servedOf(obj)
 	if err != nil {

@@ -40,6 +40,10 @@ type Config struct {
 	Random    io.Reader   // nil is crypto/rand: uids, generated names, first guess of addresses
 	Log       *slog.Logger
 
+	// Sealer seals Secrets before they are proposed. Nil stores them in clear:
+	// for tests only.
+	Sealer *Sealer
+
 	// ServiceCIDRs are the ranges of cluster addresses, the primary family
 	// first; at most one of each family. Default 10.43.0.0/16.
 	ServiceCIDRs []netip.Prefix
@@ -90,7 +94,7 @@ func New(cfg Config) (*Registry, error) {
 	if cfg.CacheBytes == 0 {
 		cfg.CacheBytes = 8 << 20
 	}
-	return &Registry{cfg: cfg, codec: NewCodec(), cache: newCache(cfg.CacheBytes)}, nil
+	return &Registry{cfg: cfg, codec: NewCodec(cfg.Sealer), cache: newCache(cfg.CacheBytes)}, nil
 }
 
 var _ Store = (*Registry)(nil)

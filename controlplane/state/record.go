@@ -15,8 +15,13 @@ const HeaderVersion = 1
 type Codec uint8
 
 // CodecKubeCBOR is apimachinery's CBOR serializer (self-described tag
-// stripped), the only codec so far.
+// stripped).
 const CodecKubeCBOR Codec = 1
+
+// CodecSealed is a CodecKubeCBOR body sealed by the proposer with the
+// cluster's key (Secrets): the state, the log and snapshots hold none of
+// them in clear. To the state machine it is as opaque as any other.
+const CodecSealed Codec = 2
 
 // Key names one object. Kind is schema.GroupKind.String(): "Pod",
 // "Deployment.apps". Namespace is empty for cluster-scoped kinds.
