@@ -13,11 +13,17 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/bootstrap"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/deployment"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/endpoints"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/gc"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/namespace"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/nodelifecycle"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/podgc"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/quota"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/serviceaccount"
 	"github.com/dunlin-project/dunlin/controlplane/events"
+	"github.com/dunlin-project/dunlin/controlplane/leader"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/scheduler"
 	"github.com/dunlin-project/dunlin/internal/clock"
@@ -38,6 +44,8 @@ type Config struct {
 	Servers func() []netip.AddrPort
 	// CAPEM is the cluster CA, for the ConfigMap kube-root-ca.crt.
 	CAPEM []byte
+	// KeepTerminated bounds the terminated pods that are kept; 0 is 2000.
+	KeepTerminated int
 	// Events; nil makes none.
 	Events  *events.Sink
 	Clock   clock.Clock
@@ -47,16 +55,9 @@ type Config struct {
 	Rand func() float64
 }
 
-// Component is something that runs on the leader for one term: Run returns
-// when ctx ends and everything that it started has ended.
-type Component struct {
-	Name string
-	Run  func(ctx context.Context, term uint64) error
-}
-
 // All returns the components in the order in which to start them. Each may
 // be run again in a later term.
-func All(cfg Config) []Component {
+func All(cfg Config) []leader.Component {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.System
 	}
@@ -68,12 +69,12 @@ func All(cfg Config) []Component {
 	}
 	metrics := loop.NewMetrics(cfg.Metrics)
 	sched := scheduler.NewMetrics(cfg.Metrics)
-	list := []Component{
-		{"controllers", func(ctx context.Context, term uint64) error {
+	list := []leader.Component{
+		{Name: "controllers", Run: func(ctx context.Context, term uint64) error {
 			env := cfg.env(term, "")
 			return loop.Run(ctx, env, metrics, cfg.controllers(term)...)
 		}},
-		{"scheduler", func(ctx context.Context, term uint64) error {
+		{Name: "scheduler", Run: func(ctx context.Context, term uint64) error {
 			return scheduler.New(scheduler.Config{
 				Store: cfg.Store, Term: term, Clock: cfg.Clock, Log: cfg.Log, Metrics: sched, Rand: cfg.Rand,
 				Events: cfg.recorder("default-scheduler"),
@@ -81,7 +82,7 @@ func All(cfg Config) []Component {
 		}},
 	}
 	if cfg.Events != nil {
-		list = append([]Component{{"events", func(ctx context.Context, _ uint64) error { return cfg.Events.Run(ctx) }}}, list...)
+		list = append([]leader.Component{{Name: "events", Run: func(ctx context.Context, _ uint64) error { return cfg.Events.Run(ctx) }}}, list...)
 	}
 	return list
 }
@@ -95,6 +96,14 @@ func (cfg Config) controllers(term uint64) []*loop.Controller {
 		deployment.New(cfg.env(term, "deployment-controller")),
 		replicaset.New(cfg.env(term, "replicaset-controller")),
 		replicaset.NewReplicationController(cfg.env(term, "replication-controller")),
+		endpoints.New(cfg.env(term, "endpoint-slice-controller")),
+		gc.New(cfg.env(term, "garbage-collector-controller")),
+		namespace.New(cfg.env(term, "namespace-controller")),
+		podgc.New(cfg.env(term, "pod-garbage-collector"), podgc.Config{KeepTerminated: cfg.KeepTerminated}),
+		quota.New(cfg.env(term, "resourcequota-controller")),
+	}
+	if cfg.Leases != nil {
+		list = append(list, nodelifecycle.New(cfg.env(term, "node-controller"), nodelifecycle.Config{Leases: cfg.Leases, LeaderZone: cfg.LeaderZone}))
 	}
 	return list
 }

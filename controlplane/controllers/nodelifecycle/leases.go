@@ -1,5 +1,3 @@
-// Package nodelifecycle turns lease ages into node conditions and taints,
-// and taints into evicted or lost pods.
 package nodelifecycle
 
 import "time"
@@ -15,7 +13,7 @@ type Leases interface {
 
 // LeaseInfo is one node's lease.
 type LeaseInfo struct {
-	// Age since the last renewal was received.
+	// Age since the last renewal was received (or the fresh TTL began).
 	Age time.Duration
 	// Expired says that the lease ran out (sweep lateness already allowed for).
 	Expired bool

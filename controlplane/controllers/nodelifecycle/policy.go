@@ -1,0 +1,163 @@
+package nodelifecycle
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// DefaultZone is the zone of nodes without a zone label.
+const DefaultZone = "default"
+
+// ZoneNode is one node as the freeze rules see it.
+type ZoneNode struct {
+	Name, Zone string
+	Silent     bool
+}
+
+// Frozen decides in which zones silence is held against the link and not
+// against the nodes: in any zone when more than half and at least three of
+// its nodes are silent together; in a zone other than the leader's also when
+// all of it is silent, whatever its size. Pure.
+func Frozen(nodes []ZoneNode, leaderZone string) map[string]bool {
+	total, silent := map[string]int{}, map[string]int{}
+	for _, n := range nodes {
+		total[n.Zone]++
+		if n.Silent {
+			silent[n.Zone]++
+		}
+	}
+	out := map[string]bool{}
+	for zone, all := range total {
+		k := silent[zone]
+		if (k >= 3 && 2*k > all) || (zone != leaderZone && k == all) {
+			out[zone] = true
+		}
+	}
+	return out
+}
+
+// Bucket limits the evictions of one zone: one node at once, then one more
+// each Every.
+type Bucket struct {
+	Every time.Duration
+	last  time.Time
+	used  bool
+}
+
+// Take says whether one more node may go now. Times are monotonic.
+func (b *Bucket) Take(now time.Time) bool {
+	if b.used && now.Sub(b.last) < b.Every {
+		return false
+	}
+	b.used, b.last = true, now
+	return true
+}
+
+// Wait is how long until Take would succeed.
+func (b *Bucket) Wait(now time.Time) time.Duration {
+	if !b.used {
+		return 0
+	}
+	return max(b.Every-now.Sub(b.last), 0)
+}
+
+// verdict is what the assessment came to for one node.
+type verdict struct {
+	silent bool // lease expired
+	evict  bool // its pods may be moved
+	frozen bool // its zone is frozen: touch nothing of its pods
+	stale  bool // back, but has not reported
+	known  bool // renewed or expired in this term: the verdict is worth acting on
+}
+
+// assessor turns lease snapshots into verdicts. It owns what must be
+// remembered between two looks. Not safe for concurrent use.
+type assessor struct {
+	leaderZone string
+	every      time.Duration
+	nodes      map[string]*watched
+	zones      map[string]*Bucket
+}
+
+type watched struct {
+	proven bool // a renewal or an expiry was seen in this term
+	age    time.Duration
+	looked time.Time
+	granted,
+	silent bool
+	since time.Time // silent since
+}
+
+func newAssessor(leaderZone string, every time.Duration) *assessor {
+	return &assessor{leaderZone: cmp.Or(leaderZone, DefaultZone), every: every, nodes: map[string]*watched{}, zones: map[string]*Bucket{}}
+}
+
+// assess judges all nodes. zones gives each existing node's zone; granted
+// says that a node's pods were already given up (its taint says so).
+func (a *assessor) assess(leases map[string]LeaseInfo, zones map[string]string, granted func(node string) bool, now time.Time) map[string]verdict {
+	var list []ZoneNode
+	for name, zone := range zones {
+		info, ok := leases[name]
+		if !ok {
+			delete(a.nodes, name)
+			continue // no lease, no agent: nothing can be said
+		}
+		a.note(name, info, now)
+		list = append(list, ZoneNode{name, cmp.Or(zone, DefaultZone), info.Expired})
+	}
+	for name := range a.nodes {
+		if _, ok := zones[name]; !ok {
+			delete(a.nodes, name)
+		}
+	}
+	frozen := Frozen(list, a.leaderZone)
+	slices.SortFunc(list, func(x, y ZoneNode) int { // longest silent first
+		return cmp.Or(a.nodes[x.Name].since.Compare(a.nodes[y.Name].since), cmp.Compare(x.Name, y.Name))
+	})
+	out := make(map[string]verdict, len(list))
+	for _, n := range list {
+		w := a.nodes[n.Name]
+		if !n.Silent {
+			w.granted = false
+		} else if !w.granted && !frozen[n.Zone] && (granted(n.Name) || a.bucket(n.Zone).Take(now)) {
+			w.granted = true
+		}
+		out[n.Name] = verdict{silent: n.Silent, evict: n.Silent && w.granted, frozen: frozen[n.Zone], stale: leases[n.Name].Stale, known: w.proven}
+	}
+	return out
+}
+
+func (a *assessor) bucket(zone string) *Bucket {
+	b := a.zones[zone]
+	if b == nil {
+		b = &Bucket{Every: a.every}
+		a.zones[zone] = b
+	}
+	return b
+}
+
+// note takes one node's lease. A new leader gives every node a fresh TTL,
+// which looks like a renewal; only an age that fell since the last look
+// proves a real one.
+func (a *assessor) note(name string, info LeaseInfo, now time.Time) {
+	w := a.nodes[name]
+	if w == nil {
+		w = &watched{}
+		a.nodes[name] = w
+	} else if info.Age < w.age+now.Sub(w.looked)-renewalSlack {
+		w.proven = true
+	}
+	w.age, w.looked = info.Age, now
+	if info.Expired {
+		w.proven = true
+		if !w.silent {
+			w.since = now
+		}
+	}
+	w.silent = info.Expired
+}
+
+// renewalSlack absorbs the difference between when an age was taken and when
+// it was looked at.
+const renewalSlack = 100 * time.Millisecond
