@@ -417,6 +417,21 @@ func checkOpen(f *os.File, digest string) error {
 	return nil
 }
 
+// digestOf reads a file and goes back to its beginning.
+func digestOf(ctx context.Context, f *os.File) (string, error) {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return "", fmt.Errorf("read module: %w", err)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, &limitedReader{ctx: ctx, r: f, left: 1 << 40}); err != nil {
+		return "", fmt.Errorf("read module: %w", err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return "", fmt.Errorf("read module: %w", err)
+	}
+	return digestPrefix + hex.EncodeToString(h.Sum(nil)), nil
+}
+
 // usable says that the module with that digest is here and whole. A damaged
 // one is set aside and taken again from the file that name came from, if
 // that still holds the same.

@@ -49,6 +49,7 @@ type control struct {
 	drain  func() // refuse new connections, end standard input
 	expire func(reason, message string)
 
+	impatient  bool // a second signal kills; see signalGrace
 	stopping   bool
 	grace      time.Duration
 	graceEnd   int64 // CLOCK_BOOTTIME nanoseconds; math.MaxInt64 for none
@@ -145,7 +146,7 @@ func (c *control) run() {
 		}
 		if fds[1].Revents != 0 {
 			_, _ = unix.Read(c.wake, buf)
-			c.stop(termGrace)
+			c.stop(c.signalGrace())
 		}
 		if fds[2].Revents != 0 {
 			c.serve(buf)
@@ -155,6 +156,15 @@ func (c *control) run() {
 		}
 		c.check()
 	}
+}
+
+// signalGrace is how long the guest has after a signal: in the foreground
+// nothing if it serves nobody, and nothing after a second Ctrl-C.
+func (c *control) signalGrace() time.Duration {
+	if c.impatient && c.stopping {
+		return 0
+	}
+	return termGrace
 }
 
 // check ends the guest when its time has come.

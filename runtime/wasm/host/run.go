@@ -125,6 +125,9 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 		return nil, false, err
 	}
 	h.control.drain, h.control.expire = h.drain, h.expire
+	if h.foreground {
+		h.control.impatient, h.control.stopping = true, len(s.Listeners) == 0
+	}
 	g := &Guest{
 		Args: s.Args, Env: s.Env, Listeners: s.Listeners,
 		Sockets: make([][]int, len(s.Listeners)), MemoryLimit: uint64(max(s.MemoryLimit, 0)), //nolint:gosec // not negative
@@ -269,6 +272,9 @@ func (h *host) drain() {
 // expire ends the process from the control thread.
 func (h *host) expire(reason, message string) {
 	h.finish(ExitRecord{ExitCode: 137, Signal: 9, Reason: reason, Message: message})
+	if h.foreground {
+		os.Exit(130)
+	}
 	os.Exit(137)
 }
 

@@ -1,0 +1,61 @@
+package wasm
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// foreground runs with standard output in a file.
+func foreground(t *testing.T, ctx context.Context, o ForegroundOptions) (int, string, error) {
+	t.Helper()
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout := os.Stdout
+	os.Stdout = out
+	defer func() { os.Stdout = stdout }()
+	o.StateDir = t.TempDir()
+	code, rerr := RunForeground(ctx, o)
+	text, err := os.ReadFile(out.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, string(text), rerr
+}
+
+func TestForeground(t *testing.T) {
+	for _, c := range []struct {
+		module, out string
+		code        int
+	}{{"print", "hello\n", 0}, {"fail", "", 3}, {"trap", "", 134}} {
+		code, out, err := foreground(t, t.Context(), ForegroundOptions{Path: filepath.Join("testdata", c.module+".wasm")})
+		if code != c.code || out != c.out || err != nil {
+			t.Errorf("%s: %d, %q, %v", c.module, code, out, err)
+		}
+	}
+	code, out, err := foreground(t, t.Context(), ForegroundOptions{
+		Path: "testdata/environ.wasm", Args: []string{"one", "two"}, Env: []string{"A=1", "B=x=y"},
+		Mounts: []workload.Mount{{Source: "testdata", Target: "/data", ReadOnly: true}}, Ports: []string{"0"},
+	})
+	want := []string{"environ.wasm\x00one\x00two\x00", "A=1\x00", "B=x=y\x00", "LISTEN_FDS=1\x00", "DUNLIN_LISTEN_FD=4\x00"}
+	for _, w := range want {
+		if !strings.Contains(out, w) {
+			t.Errorf("%q misses %q (code %d, %v)", out, w, code, err)
+		}
+	}
+	_, _, err = foreground(t, t.Context(), ForegroundOptions{Path: "testdata/imports.wasm"})
+	if err == nil || !strings.Contains(err.Error(), "env.read_sensor, spin.http_send") {
+		t.Errorf("missing imports: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	code, _, err = foreground(t, ctx, ForegroundOptions{Path: "testdata/loop.wasm", Started: func([]string) { cancel() }})
+	if code != 130 || err != nil {
+		t.Errorf("a cancelled guest: %d, %v", code, err)
+	}
+}
