@@ -39,6 +39,9 @@ type classes struct {
 	store  registry.Store
 	bodies map[bodies]*class
 	shapes map[string]*plan.Shape // by canonical text
+	// conditioned says which status bodies hold a PodScheduled condition. New
+	// pods share one.
+	conditioned map[*state.Body]bool
 }
 
 type bodies struct{ spec, meta *state.Body }
@@ -54,6 +57,31 @@ func newClasses(store registry.Store) *classes {
 // clear forgets everything, for when a RuntimeClass changed.
 func (c *classes) clear() {
 	c.bodies, c.shapes = map[bodies]*class{}, map[string]*plan.Shape{}
+	c.conditioned = map[*state.Body]bool{}
+}
+
+// scheduledCondition says whether the pod's status has a PodScheduled
+// condition already.
+func (c *classes) scheduledCondition(r *state.Record) bool {
+	if r.Status == nil {
+		return false
+	}
+	if has, ok := c.conditioned[r.Status]; ok {
+		return has
+	}
+	has := false
+	if obj, err := c.store.Decode(r); err == nil {
+		if pod, ok := obj.(*corev1.Pod); ok {
+			for i := range pod.Status.Conditions {
+				has = has || pod.Status.Conditions[i].Type == corev1.PodScheduled
+			}
+		}
+	}
+	if len(c.conditioned) >= maxClasses {
+		clear(c.conditioned)
+	}
+	c.conditioned[r.Status] = has
+	return has
 }
 
 func (c *classes) of(r *state.Record) (*class, error) {

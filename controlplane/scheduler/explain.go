@@ -84,27 +84,48 @@ func (s *Scheduler) markGated(ctx context.Context) {
 	}
 }
 
+// markScheduled takes back what explain and markGated said. Pods of which
+// nothing was said get PodScheduled=True with their node's first report: one
+// write a pod less.
+func (s *Scheduler) markScheduled(ctx context.Context, pods []*waitingPod) {
+	var g errgroup.Group
+	g.SetLimit(writers)
+	for _, p := range pods {
+		g.Go(func() error {
+			h := &p.rec.Header
+			if err := s.setScheduled(ctx, h, corev1.PodCondition{Status: corev1.ConditionTrue}); err != nil && ctx.Err() == nil {
+				s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails
+}
+
 // writeCondition sets PodScheduled=False; a condition that says it already
 // is not written again.
 func (s *Scheduler) writeCondition(ctx context.Context, h *state.Header, reason, message string) error {
-	at := metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
+	return s.setScheduled(ctx, h, corev1.PodCondition{Status: corev1.ConditionFalse, Reason: reason, Message: message})
+}
+
+func (s *Scheduler) setScheduled(ctx context.Context, h *state.Header, want corev1.PodCondition) error {
+	want.Type, want.LastTransitionTime = corev1.PodScheduled, metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
 	_, err := s.cfg.Store.Update(ctx, podGK, h.Key.Namespace, h.Key.Name, registry.Status, func(cur runtime.Object) (runtime.Object, error) {
 		pod, ok := cur.(*corev1.Pod)
-		if !ok || string(pod.UID) != h.UID || pod.Spec.NodeName != "" {
+		if !ok || string(pod.UID) != h.UID || (pod.Spec.NodeName != "") != (want.Status == corev1.ConditionTrue) {
 			return nil, errNotOurs
 		}
-		want := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-			Reason: reason, Message: message, LastTransitionTime: at}
 		for i := range pod.Status.Conditions {
 			c := &pod.Status.Conditions[i]
 			if c.Type != corev1.PodScheduled {
 				continue
 			}
+			next := want
 			if c.Status == want.Status {
-				want.LastTransitionTime = c.LastTransitionTime
+				next.LastTransitionTime = c.LastTransitionTime
 			}
-			want.ObservedGeneration, want.LastProbeTime = c.ObservedGeneration, c.LastProbeTime
-			*c = want
+			next.ObservedGeneration, next.LastProbeTime = c.ObservedGeneration, c.LastProbeTime
+			*c = next
 			return pod, nil
 		}
 		pod.Status.Conditions = append(pod.Status.Conditions, want)

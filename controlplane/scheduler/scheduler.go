@@ -345,10 +345,14 @@ func (s *Scheduler) bind(ctx context.Context, binds []registry.PodBinding, pods 
 		return 0, errors.Join(errUnsure, sleep(ctx, time.Duration((0.5+s.random())*float64(200*time.Millisecond))))
 	}
 	now := time.Now()
+	var told []*waitingPod
 	for i, p := range pods {
 		h := &p.rec.Header
 		if results[i] == nil {
 			s.queue.remove(h.UID)
+			if !p.written.IsZero() || s.classes.scheduledCondition(p.rec) {
+				told = append(told, p)
+			}
 			s.cfg.Events.Event(podRef(h), events.Normal, "Scheduled",
 				"Successfully assigned "+h.Key.Namespace+"/"+h.Key.Name+" to "+binds[i].Node)
 			continue
@@ -362,6 +366,7 @@ func (s *Scheduler) bind(ctx context.Context, binds []registry.PodBinding, pods 
 		s.cfg.Log.Debug("binding lost a race", "pod", h.Key.Namespace+"/"+h.Key.Name, "node", binds[i].Node, "error", results[i])
 		s.queue.retry(p, now)
 	}
+	s.markScheduled(ctx, told)
 	return conflicts, nil
 }
 

@@ -123,6 +123,9 @@ func TestUnschedulableSaysWhyOnceAndIsRetried(t *testing.T) {
 	if nodeOf(w, "big") != "cordoned" {
 		t.Fatal("not placed after uncordon")
 	}
+	if c := scheduled(w, "big"); c.Status != corev1.ConditionTrue || c.Reason != "" {
+		t.Fatalf("still says %+v", c)
+	}
 }
 
 func TestFilters(t *testing.T) {
