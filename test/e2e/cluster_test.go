@@ -274,27 +274,22 @@ func (c *cluster) eventually(d time.Duration, what string, f func() error) {
 	}
 }
 
-// hostPIDs are the host processes of the cluster's guests, by run folder.
+// hostPIDs are the host processes of the cluster's guests, by attempt.
 func (c *cluster) hostPIDs() map[string]int {
 	c.t.Helper()
-	out := map[string]int{}
-	entries, err := os.ReadDir("/proc")
+	files, err := filepath.Glob(filepath.Join(c.dir, "run", "wasm", "*", "host.json"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
+	out := map[string]int{}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
 		if err != nil {
-			continue
+			continue // its attempt was just removed
 		}
-		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || !bytes.Contains(cmdline, []byte(filepath.Join(c.dir, "run", "wasm"))) {
-			continue
-		}
-		for _, a := range bytes.Split(cmdline, []byte{0}) {
-			if bytes.HasPrefix(a, []byte(c.dir)) {
-				out[string(a)] = pid
-			}
+		var h struct{ PID int }
+		if json.NewDecoder(bytes.NewReader(b)).Decode(&h) == nil && syscall.Kill(h.PID, 0) == nil {
+			out[filepath.Base(filepath.Dir(f))] = h.PID
 		}
 	}
 	return out
