@@ -1,5 +1,7 @@
 //go:build e2e
 
+// Package e2e tests real processes: the built binaries, real guests, real
+// signals, real sockets. Run it with 'make e2e'.
 package e2e
 
 import (
@@ -13,6 +15,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/test/cluster"
 )
 
 // deployment of small modules that only sleep.
@@ -50,8 +54,8 @@ spec:
         image: hello.wasm
         env: [{name: VERSION, value: %q}]
         ports: [{containerPort: 8080, name: http}]
-        readinessProbe: {httpGet: {path: /%s, port: http}, periodSeconds: 1}
-`, replicas, version, map[bool]string{true: "", false: "healthz"}[version != "bad"])
+        readinessProbe: {httpGet: {path: /, port: %s}, periodSeconds: 1}
+`, replicas, version, map[bool]string{true: "http", false: "9"}[version != "2"])
 }
 
 func loops(short int) int {
@@ -62,32 +66,30 @@ func loops(short int) int {
 }
 
 func TestHelloAnswersAndABadVersionStalls(t *testing.T) {
-	c := newCluster(t)
-	c.importModule("hello.wasm", filepath.Join(root, "bin", "examples", "hello.wasm"))
-	c.apply(hello("1", 2))
-	pods := c.waitReady("app=hello", 2)
+	c := cluster.New(t)
+	c.Import("hello.wasm", filepath.Join(cluster.Root(t), "bin", "examples", "hello.wasm"))
+	c.Apply(hello("1", 2))
+	pods := c.WaitReady("app=hello", 2)
 	for i := range pods {
-		got, err := httpGet(url(&pods[i], 8080))
+		got, err := cluster.HTTPGet(cluster.URL(&pods[i], 8080))
 		if err != nil || !strings.Contains(got, "version 1") {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}
-	if out := c.run("logs", pods[0].Name, "--tail", "1"); out == "" {
+	if out := c.Run("logs", pods[0].Name, "--tail", "1"); out == "" {
 		t.Fatal("no log")
 	}
 	// A version whose readiness probe can never succeed stalls; the old pods
 	// serve on.
-	bad := strings.Replace(hello("2", 2), "httpGet: {path: /,", "httpGet: {path: /, httpHeaders: [{name: x, value: y}],", 1)
-	bad = strings.Replace(bad, "port: http}, periodSeconds", "port: 9}, periodSeconds", 1)
-	c.apply(bad)
-	out, err := c.try("rollout", "status", "deploy/hello", "--timeout", "60s")
+	c.Apply(hello("2", 2))
+	out, err := c.Try("rollout", "status", "deploy/hello", "--timeout", "60s")
 	if err == nil || !strings.Contains(err.Error(), "progress deadline") {
 		t.Fatalf("a version that never becomes ready: %q, %v", out, err)
 	}
 	serving := 0
-	for _, p := range c.pods("app=hello") {
-		if ready(&p) {
-			got, err := httpGet(url(&p, 8080))
+	for _, p := range c.Pods("app=hello") {
+		if cluster.Ready(&p) {
+			got, err := cluster.HTTPGet(cluster.URL(&p, 8080))
 			if err != nil || !strings.Contains(got, "version 1") {
 				t.Fatalf("%q, %v", got, err)
 			}
@@ -97,12 +99,12 @@ func TestHelloAnswersAndABadVersionStalls(t *testing.T) {
 	if serving < 2 {
 		t.Fatalf("%d old pods serve, want 2", serving)
 	}
-	c.run("rollout", "undo", "deploy/hello")
-	c.run("rollout", "status", "deploy/hello", "--timeout", "60s")
-	c.waitReady("app=hello", 2)
-	c.run("delete", "deploy", "hello", "--timeout", "60s")
-	c.eventually(60*time.Second, "all guests have ended", func() error {
-		if n := len(c.hostPIDs()); n != 0 {
+	c.Run("rollout", "undo", "deploy/hello")
+	c.Run("rollout", "status", "deploy/hello", "--timeout", "60s")
+	c.WaitReady("app=hello", 2)
+	c.Run("delete", "deploy", "hello", "--timeout", "60s")
+	c.Eventually(60*time.Second, "all guests have ended", func() error {
+		if n := len(c.HostPIDs()); n != 0 {
 			return fmt.Errorf("%d guests run", n)
 		}
 		return nil
@@ -110,22 +112,22 @@ func TestHelloAnswersAndABadVersionStalls(t *testing.T) {
 }
 
 func TestKilledServerAdoptsItsGuests(t *testing.T) {
-	c := newCluster(t)
-	c.importModule("sleep.wasm", module("sleep"))
+	c := cluster.New(t)
+	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
 	const n = 20
-	c.apply(deployment("many", "sleep.wasm", n, ""))
-	c.waitReady("app=many", n)
-	before := c.hostPIDs()
+	c.Apply(deployment("many", "sleep.wasm", n, ""))
+	c.WaitReady("app=many", n)
+	before := c.HostPIDs()
 	if len(before) != n {
 		t.Fatalf("%d guests, want %d", len(before), n)
 	}
 	for i := range loops(5) {
-		c.kill()
-		if now := c.hostPIDs(); !maps.Equal(before, now) {
+		c.Kill()
+		if now := c.HostPIDs(); !maps.Equal(before, now) {
 			t.Fatalf("round %d: guests died with the server: %v, were %v", i, now, before)
 		}
-		c.start()
-		pods := c.waitReady("app=many", n)
+		c.Start()
+		pods := c.WaitReady("app=many", n)
 		for _, p := range pods {
 			for _, s := range p.Status.ContainerStatuses {
 				if s.RestartCount != 0 {
@@ -133,36 +135,36 @@ func TestKilledServerAdoptsItsGuests(t *testing.T) {
 				}
 			}
 		}
-		if now := c.hostPIDs(); !maps.Equal(before, now) {
+		if now := c.HostPIDs(); !maps.Equal(before, now) {
 			t.Fatalf("round %d: other guests: %v, were %v", i, now, before)
 		}
 	}
 }
 
 func TestOfflineBootRunsWhatIsKnown(t *testing.T) {
-	c := newCluster(t)
-	c.importModule("sleep.wasm", module("sleep"))
-	c.apply(deployment("known", "sleep.wasm", 3, ""))
-	c.waitReady("app=known", 3)
+	c := cluster.New(t)
+	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	c.Apply(deployment("known", "sleep.wasm", 3, ""))
+	c.WaitReady("app=known", 3)
 	// The machine loses power: the server and all guests are gone, and so is
 	// what was in the run-time folder.
-	c.kill()
-	for _, pid := range c.hostPIDs() {
+	c.Kill()
+	for _, pid := range c.HostPIDs() {
 		killPID(t, pid)
 	}
-	if err := os.RemoveAll(filepath.Join(c.dir, "run")); err != nil {
+	if err := os.RemoveAll(filepath.Join(c.Dir, "run")); err != nil {
 		t.Fatal(err)
 	}
 	// The agent alone boots; no server can be reached.
-	agent := c.startAgentOnly()
+	agent := startAgentOnly(t, c)
 	defer agent()
-	c.waitGuests(3)
+	waitGuests(t, c, 3)
 }
 
 func TestDeleteEndsAGuestThatIgnoresIt(t *testing.T) {
-	c := newCluster(t)
-	c.importModule("loop.wasm", module("loop"))
-	c.apply(`apiVersion: v1
+	c := cluster.New(t)
+	c.Import("loop.wasm", cluster.Module(t, "loop"))
+	c.Apply(`apiVersion: v1
 kind: Pod
 metadata: {name: stubborn, labels: {app: stubborn}}
 spec:
@@ -170,18 +172,18 @@ spec:
   terminationGracePeriodSeconds: 1
   containers: [{name: main, image: loop.wasm, resources: {limits: {cpu: 200m}}}]
 `)
-	c.waitReady("app=stubborn", 1)
-	c.run("delete", "pod", "stubborn", "--timeout", "30s")
-	if n := len(c.hostPIDs()); n != 0 {
+	c.WaitReady("app=stubborn", 1)
+	c.Run("delete", "pod", "stubborn", "--timeout", "30s")
+	if n := len(c.HostPIDs()); n != 0 {
 		t.Fatalf("%d guests are left", n)
 	}
 }
 
 func TestIdleClusterWritesNothing(t *testing.T) {
-	c := newCluster(t)
-	c.importModule("sleep.wasm", module("sleep"))
-	c.apply(deployment("idle", "sleep.wasm", 10, ""))
-	c.waitReady("app=idle", 10)
+	c := cluster.New(t)
+	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	c.Apply(deployment("idle", "sleep.wasm", 10, ""))
+	c.WaitReady("app=idle", 10)
 	length := 60 * time.Second
 	if s := os.Getenv("DUNLIN_E2E_IDLE"); s != "" {
 		d, err := time.ParseDuration(s)
@@ -192,12 +194,12 @@ func TestIdleClusterWritesNothing(t *testing.T) {
 	}
 	settle := time.NewTimer(15 * time.Second)
 	<-settle.C
-	state := filepath.Join(c.dir, "state")
-	before, cpu := snapshot(t, state), cpuSeconds(t, c.cmd.Process.Pid)
+	state := filepath.Join(c.Dir, "state")
+	before, cpu := snapshot(t, state), cpuSeconds(t, c.Cmd.Process.Pid)
 	<-time.After(length)
 	after := snapshot(t, state)
-	used := cpuSeconds(t, c.cmd.Process.Pid) - cpu
-	t.Logf("idle for %s with 10 pods: CPU %.2f %% of a core, PSS %d KiB", length, 100*used/length.Seconds(), pss(t, c.cmd.Process.Pid))
+	used := cpuSeconds(t, c.Cmd.Process.Pid) - cpu
+	t.Logf("idle for %s with 10 pods: CPU %.2f %% of a core, PSS %d KiB", length, 100*used/length.Seconds(), pss(t, c.Cmd.Process.Pid))
 	for f, v := range after {
 		if before[f] != v {
 			t.Errorf("%s was written while idle: %s, was %s", f, v, before[f])
@@ -211,39 +213,39 @@ func TestIdleClusterWritesNothing(t *testing.T) {
 }
 
 func TestRestartsAndReasonsOfGuests(t *testing.T) {
-	c := newCluster(t)
+	c := cluster.New(t)
 	for _, m := range []string{"sleep", "loop", "recurse", "grow", "table", "flood", "trap", "fail"} {
-		c.importModule(m+".wasm", module(m))
+		c.Import(m+".wasm", cluster.Module(t, m))
 	}
-	c.apply(deployment("healthy", "sleep.wasm", 1, ""))
-	c.waitReady("app=healthy", 1)
-	before := c.hostPIDs()
+	c.Apply(deployment("healthy", "sleep.wasm", 1, ""))
+	c.WaitReady("app=healthy", 1)
+	before := c.HostPIDs()
 	limits := ", resources: {limits: {memory: 64Mi, cpu: 300m}}"
 	for _, m := range []string{"loop", "recurse", "grow", "table", "flood", "trap", "fail"} {
-		c.apply(deployment(m, m+".wasm", 1, limits))
+		c.Apply(deployment(m, m+".wasm", 1, limits))
 	}
 	for m, want := range map[string]string{"recurse": "stack", "trap": "unreachable", "fail": ""} {
-		c.eventually(60*time.Second, m+" says why it ended", func() error {
-			for _, p := range c.pods("app=" + m) {
+		c.Eventually(60*time.Second, m+" says why it ended", func() error {
+			for _, p := range c.Pods("app=" + m) {
 				for _, s := range p.Status.ContainerStatuses {
 					if e := ended(s); e != nil && e.ExitCode != 0 && strings.Contains(e.Message, want) {
 						return nil
 					}
 				}
 			}
-			return fmt.Errorf("%v", statuses(c.pods("app="+m)))
+			return fmt.Errorf("%v", statuses(c.Pods("app="+m)))
 		})
 	}
-	now := c.hostPIDs()
+	now := c.HostPIDs()
 	for k, pid := range before {
 		if now[k] != pid {
 			t.Errorf("the healthy guest %s was disturbed", k)
 		}
 	}
-	if p := c.waitReady("app=healthy", 1); p[0].Status.ContainerStatuses[0].RestartCount != 0 {
+	if p := c.WaitReady("app=healthy", 1); p[0].Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Error("the healthy guest was restarted")
 	}
-	if c.cmd.ProcessState != nil {
+	if c.Cmd.ProcessState != nil {
 		t.Fatal("the server died")
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/dunlin-project/dunlin/test/cluster"
 )
 
 func killPID(t *testing.T, pid int) {
@@ -26,16 +28,16 @@ func killPID(t *testing.T, pid int) {
 }
 
 // startAgentOnly runs the agent of the cluster's node without the server.
-func (c *cluster) startAgentOnly() (stop func()) {
-	c.t.Helper()
-	log, err := os.OpenFile(filepath.Join(c.dir, "server.log"), os.O_APPEND|os.O_WRONLY, 0o600)
+func startAgentOnly(t *testing.T, c *cluster.Cluster) (stop func()) {
+	t.Helper()
+	log, err := os.OpenFile(filepath.Join(c.Dir, "server.log"), os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		c.t.Fatal(err)
+		t.Fatal(err)
 	}
-	cmd := exec.Command(binary(c.t), append([]string{"agent", "--node-name", "e2e", "--netns", c.netns}, c.dirFlags()...)...)
+	cmd := exec.Command(cluster.Binary(t), append([]string{"agent", "--node-name", "e2e", "--netns", c.NetNS}, c.DirFlags()...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -45,15 +47,15 @@ func (c *cluster) startAgentOnly() (stop func()) {
 }
 
 // waitGuests waits for so many running guests, without asking any server.
-func (c *cluster) waitGuests(n int) {
-	c.t.Helper()
+func waitGuests(t *testing.T, c *cluster.Cluster, n int) {
+	t.Helper()
 	deadline := time.After(30 * time.Second)
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for len(c.hostPIDs()) != n {
+	for len(c.HostPIDs()) != n {
 		select {
 		case <-deadline:
-			c.t.Fatalf("%d guests run, want %d", len(c.hostPIDs()), n)
+			t.Fatalf("%d guests run, want %d", len(c.HostPIDs()), n)
 		case <-tick.C:
 		}
 	}
