@@ -57,7 +57,10 @@ type Conn struct {
 	accept  map[Type]bool
 	handler Handler
 
-	wmu sync.Mutex // one chunk at a time
+	// writing is held for one chunk at a time. A channel, since a holder may
+	// block on the network: virtual time does not pass while somebody waits for
+	// a mutex.
+	writing chan struct{}
 
 	mu      sync.Mutex
 	nextID  uint32
@@ -92,6 +95,7 @@ func NewConn(nc net.Conn, h Handler, o Options) *Conn {
 		accept:  make(map[Type]bool, len(o.Accept)),
 		pending: map[uint32]*call{},
 		closed:  make(chan struct{}),
+		writing: make(chan struct{}, 1),
 		slots:   make(chan struct{}, o.MaxConcurrent),
 		nextID:  2,
 	}
@@ -200,8 +204,12 @@ func (c *Conn) forget(id uint32) {
 
 func (c *Conn) write(t Type, id uint32, body []byte) error {
 	err := eachFrame(t, id, body, func(frame []byte) error {
-		c.wmu.Lock()
-		defer c.wmu.Unlock()
+		select {
+		case c.writing <- struct{}{}:
+		case <-c.closed:
+			return net.ErrClosed
+		}
+		defer func() { <-c.writing }()
 		if err := c.nc.SetWriteDeadline(time.Now().Add(c.o.WriteTimeout)); err != nil {
 			return err
 		}

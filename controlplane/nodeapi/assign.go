@@ -537,23 +537,32 @@ func foreignStatus(st *corev1.PodStatus) corev1.PodStatus {
 	return out
 }
 
+// ensureKeyring makes the gossip keys of a node's site before its assignment
+// is built; no lock is held while that is written.
+func (a *assigner) ensureKeyring(ctx context.Context, node string) {
+	zone := defaultZone
+	if rec, ok := a.s.cfg.Store.Reader(nodeGK).Snapshot().Get(state.Key{Kind: "Node", Name: node}); ok {
+		if z := rec.Header.Labels[corev1.LabelTopologyZone]; z != "" {
+			zone = z
+		}
+	}
+	if _, err := a.s.Keyring(ctx, zone); err != nil {
+		a.s.warn("zone", zone, "gossip keys not made", err) // the node works without
+	}
+}
+
 // pull answers a node's PullRequest.
 func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest) (*wire.Assignment, error) {
 	n := a.state(sess.node)
 	if n == nil {
 		return nil, &wire.Fault{Code: wire.FaultNotLeader, Message: "the session is over"}
 	}
+	a.ensureKeyring(ctx, sess.node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.adopt(r.Have, a.s.cfg.Clock.Now())
 	if err := a.build(n); err != nil {
 		return nil, err
-	}
-	if len(a.s.site(n.site).Keyring) == 0 {
-		if _, err := a.s.Keyring(ctx, n.site); err != nil {
-			a.s.warn("zone", n.site, "gossip keys not made", err) // the node works without
-		}
-		n.gen = n.hash(a.s)
 	}
 	sess.mu.Lock()
 	sess.nudged = n.gen

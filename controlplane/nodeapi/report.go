@@ -34,8 +34,12 @@ const maxReportEvents = 256
 
 // report takes a batch of news.
 func (s *Server) report(ctx context.Context, sess *session, r *wire.Report) (*wire.ReportReply, error) {
-	sess.reports.Lock()
-	defer sess.reports.Unlock()
+	select {
+	case sess.reports <- struct{}{}:
+		defer func() { <-sess.reports }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	if s.sessionOf(sess.uid) != sess {
 		return nil, &wire.Fault{Code: wire.FaultNotLeader, Message: "the session is over"}
 	}

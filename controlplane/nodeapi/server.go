@@ -228,7 +228,7 @@ type session struct {
 	leaseKey        []byte
 	up              chan struct{} // closed once it is served
 
-	reports  sync.Mutex // one at a time
+	reports  chan struct{} // one at a time; a channel, since its holder waits for the log
 	mu       sync.Mutex
 	lastNode *corev1.Node // what the node last said of itself
 	mirrors  map[string]wire.PodReport
@@ -245,7 +245,7 @@ func (s *Server) ServeNode(ctx context.Context, c *listener.Conn) {
 		return // never spoke our protocol: the listener's handshake log is enough
 	}
 	sess := &session{node: c.Peer.Name, uid: c.Peer.UID, boot: hello.BootID, remote: c.RemoteAddr().String(),
-		limited: c.Peer.Limited, up: make(chan struct{}), mirrors: map[string]wire.PodReport{}}
+		limited: c.Peer.Limited, up: make(chan struct{}), reports: make(chan struct{}, 1), mirrors: map[string]wire.PodReport{}}
 	if tc, ok := c.Raw.(*net.TCPConn); ok {
 		// Little may wait in the kernel, or a lease queues behind an assignment.
 		_ = tc.SetWriteBuffer(64 << 10)
