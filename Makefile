@@ -78,3 +78,12 @@ clean: ## remove what was built
 	rm -rf bin dist
 
 .PHONY: help build examples demo test e2e clients bench cross lint vulncheck tidy check clean
+
+conformance: build ## the Kubernetes conformance tests that we claim (long; resumable)
+	test/clients/build.sh
+	test/conformance/run.sh
+
+oracle: ## our defaults and validation against upstream's (long to build)
+	cd test/oracle && go test ./...
+
+.PHONY: conformance oracle

@@ -1,0 +1,301 @@
+//go:build clients
+
+// Package clients runs unmodified clients of Kubernetes against a real
+// server: kubectl 1.37 and 1.20, a client-go informer, a controller-runtime
+// manager. 'make clients' builds and runs them.
+package clients
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dunlin-project/dunlin/test/cluster"
+)
+
+// kubectl runs one binary against one cluster.
+type kubectl struct {
+	t   *testing.T
+	c   *cluster.Cluster
+	bin string
+	ns  string
+	env []string
+}
+
+func newKubectl(t *testing.T, c *cluster.Cluster, name, ns string) *kubectl {
+	t.Helper()
+	bin := filepath.Join(cluster.Root(t), "bin", "clients", name)
+	if _, err := os.Stat(bin); err != nil {
+		t.Skipf("SKIPPED: %v (test/clients/build.sh makes it; Debian's kubectl needs apt and root)", err)
+	}
+	k := &kubectl{t: t, c: c, bin: bin, ns: ns, env: append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HOME="+t.TempDir())}
+	k.ok("create", "namespace", ns)
+	return k
+}
+
+func (k *kubectl) command(stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, k.bin, append([]string{"-n", k.ns}, args...)...)
+	cmd.Env = k.env
+	cmd.Stdin = strings.NewReader(stdin)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// ok runs a command that must succeed.
+func (k *kubectl) ok(args ...string) string {
+	k.t.Helper()
+	return k.in("", args...)
+}
+
+func (k *kubectl) in(stdin string, args ...string) string {
+	k.t.Helper()
+	out, err := k.command(stdin, args...)
+	if err != nil {
+		k.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// has runs a command whose output must contain all the words.
+func (k *kubectl) has(words []string, args ...string) string {
+	k.t.Helper()
+	out := k.ok(args...)
+	for _, w := range words {
+		if !strings.Contains(out, w) {
+			k.t.Fatalf("kubectl %s: no %q in:\n%s", strings.Join(args, " "), w, out)
+		}
+	}
+	return out
+}
+
+// fails runs a command that must fail and say the words.
+func (k *kubectl) fails(words string, args ...string) {
+	k.t.Helper()
+	out, err := k.command("", args...)
+	if err == nil || !strings.Contains(out, words) {
+		k.t.Fatalf("kubectl %s: %v, no %q in:\n%s", strings.Join(args, " "), err, words, out)
+	}
+}
+
+func w(words ...string) []string { return words }
+
+const app = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, labels: {app: web}}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      runtimeClassName: wasm
+      containers:
+      - name: main
+        image: print.wasm
+        env: [{name: A, value: "1"}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {a: "1"}
+`
+
+func TestKubectl(t *testing.T) {
+	c := cluster.New(t)
+	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	c.Import("print.wasm", filepath.Join(cluster.Root(t), "test", "clients", "testdata", "ticker.wasm"))
+	c.Import("fail.wasm", cluster.Module(t, "fail"))
+	for _, bin := range []string{"kubectl", "kubectl-1.20"} {
+		t.Run(bin, func(t *testing.T) {
+			old := bin == "kubectl-1.20"
+			k := newKubectl(t, c, bin, strings.ReplaceAll(bin, ".", "-"))
+			k.discovery(old)
+			k.applyAndGet(old)
+			k.rollouts()
+			k.change(old)
+			k.logs()
+			k.removal(old)
+		})
+	}
+}
+
+func (k *kubectl) discovery(old bool) {
+	k.has(w("Server Version", "v1.37.2"), versionArgs(old)...)
+	k.has(w("deployments", "configmaps", "cm"), "api-resources")
+	k.has(w("apps/v1", "coordination.k8s.io/v1"), "api-versions")
+	k.has(w("FIELD", "replicas"), "explain", "deployment.spec")
+	k.has(w("KIND", "podAffinity"), "explain", "pod.spec.affinity")
+	k.has(w("yes"), "auth", "can-i", "create", "pods")
+	k.has(w("Kubernetes control plane"), "cluster-info")
+	k.has(w("kube-system"), "get", "namespaces")
+	k.has(w("e2e", "Ready"), "get", "nodes", "-o", "wide")
+	k.has(w("Capacity", "Allocatable", "e2e"), "describe", "node", "e2e")
+	if !old {
+		k.has(w("system:masters"), "auth", "whoami")
+		k.has(w("Resources"), "auth", "can-i", "--list")
+	}
+}
+
+func versionArgs(old bool) []string {
+	_ = old
+	return []string{"version"}
+}
+
+func (k *kubectl) applyAndGet(old bool) {
+	k.in(app, "apply", "-f", "-")
+	k.has(w("unchanged"), "get", "cm", "settings", "-o", "jsonpath=unchanged{.data.a}")
+	if out := k.in(app, "apply", "-f", "-"); strings.Count(out, "unchanged") != 3 {
+		k.t.Fatalf("second apply changes something:\n%s", out)
+	}
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.has(w("web", "2/2"), "get", "deploy")
+	k.has(w("web-", "Running"), "get", "pods", "-l", "app=web", "-o", "wide")
+	k.has(w("deployment.apps/web", "service/web", "replicaset.apps/web-"), "get", "all")
+	for _, f := range []string{"yaml", "json", "name", "custom-columns=N:.metadata.name", "jsonpath={.items[*].metadata.name}", "go-template={{len .items}}"} {
+		k.ok("get", "pods", "-o", f)
+	}
+	k.ok("get", "pods", "--sort-by=.metadata.name")
+	k.has(w("web-"), "get", "pods", "--field-selector=status.phase=Running")
+	k.has(w("web-"), "get", "pods", "-A", "--chunk-size=1")
+	k.has(w("web-"), "get", "pods", "--show-labels", "-l", "app in (web)")
+	k.has(w("Replicas:", "2 desired", "NewReplicaSet"), "describe", "deploy", "web")
+	k.has(w("Containers:", "wazero", "Scheduled"), "describe", "pods", "-l", "app=web")
+	k.has(w("ClusterIP", "10.43."), "describe", "svc", "web")
+	k.fails("not found", "get", "pod", "nope")
+	changed := strings.Replace(app, `a: "1"`, `a: "2"`, 1)
+	if out, err := k.command(changed, "diff", "-f", "-"); err == nil || !strings.Contains(out, `+  a: "2"`) {
+		k.t.Fatalf("diff: %v\n%s", err, out)
+	}
+	k.in(changed, "apply", "--server-side", "--force-conflicts", "-f", "-")
+	k.has(w("2"), "get", "cm", "settings", "-o", "jsonpath={.data.a}")
+	k.in(app, "apply", "--dry-run=server", "-f", "-")
+	k.has(w("2"), "get", "cm", "settings", "-o", "jsonpath={.data.a}")
+	if !old {
+		k.has(w("web"), "events", "--for", "deployment/web")
+	}
+	k.has(w("Scheduled"), "get", "events")
+}
+
+func (k *kubectl) rollouts() {
+	k.ok("set", "env", "deploy/web", "A=2")
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.has(w("1", "2"), "rollout", "history", "deploy/web")
+	k.has(w("rolled back"), "rollout", "undo", "deploy/web")
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.has(w("1"), "get", "deploy", "web", "-o", "jsonpath={.spec.template.spec.containers[0].env[0].value}")
+	k.ok("rollout", "pause", "deploy/web")
+	k.ok("rollout", "resume", "deploy/web")
+	k.ok("rollout", "restart", "deploy/web")
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.ok("scale", "deploy/web", "--replicas=3")
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.ok("wait", "--for=condition=Available", "deploy/web", "--timeout=60s")
+	k.ok("scale", "deploy/web", "--replicas=1")
+	k.ok("wait", "--for=condition=Ready", "pod", "-l", "app=web", "--timeout=60s")
+}
+
+func (k *kubectl) change(old bool) {
+	k.ok("label", "cm", "settings", "tier=one")
+	k.fails("already has a value", "label", "cm", "settings", "tier=two")
+	k.ok("label", "cm", "settings", "tier=two", "--overwrite")
+	k.ok("annotate", "cm", "settings", "note=x")
+	k.ok("patch", "cm", "settings", "--type=merge", "-p", `{"data":{"b":"2"}}`)
+	k.ok("patch", "cm", "settings", "--type=json", "-p", `[{"op":"test","path":"/data/b","value":"2"},{"op":"replace","path":"/data/b","value":"3"}]`)
+	k.ok("patch", "deploy", "web", "-p", `{"spec":{"template":{"spec":{"containers":[{"name":"main","env":[{"name":"B","value":"b"}]}]}}}}`)
+	k.has(w("A", "B"), "get", "deploy", "web", "-o", "jsonpath={.spec.template.spec.containers[0].env[*].name}")
+	k.has(w("3"), "get", "cm", "settings", "-o", "jsonpath={.data.b}")
+	k.env = append(k.env, "KUBE_EDITOR=sed -i s/\"3\"/\"4\"/")
+	k.ok("edit", "cm", "settings")
+	k.has(w("4"), "get", "cm", "settings", "-o", "jsonpath={.data.b}")
+	k.ok("create", "secret", "generic", "key", "--from-literal=a=b")
+	k.ok("create", "configmap", "made", "--from-literal=a=b")
+	k.fails("already exists", "create", "configmap", "made")
+	k.ok("create", "serviceaccount", "robot")
+	k.ok("expose", "deploy", "web", "--name=again", "--port=81")
+	k.in("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: made}\ndata: {a: c}\n", "replace", "-f", "-")
+	k.ok("taint", "node", "e2e", "dedicated=x:PreferNoSchedule")
+	k.ok("taint", "node", "e2e", "dedicated-")
+	k.ok("cordon", "e2e")
+	k.has(w("SchedulingDisabled"), "get", "node", "e2e")
+	k.ok("uncordon", "e2e")
+	if !old {
+		k.has(w("ey"), "create", "token", "robot")
+		k.fails("unknown field", "create", "--validate=strict", "-f", k.file("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndta: {}\n"))
+	}
+}
+
+func (k *kubectl) file(s string) string {
+	k.t.Helper()
+	f := filepath.Join(k.t.TempDir(), "m.yaml")
+	if err := os.WriteFile(f, []byte(s), 0o600); err != nil {
+		k.t.Fatal(err)
+	}
+	return f
+}
+
+func (k *kubectl) logs() {
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.has(w("tick"), "logs", "deploy/web")
+	if out := k.ok("logs", "deploy/web", "--tail=1"); strings.Count(out, "\n") != 1 {
+		k.t.Fatalf("--tail=1: %q", out)
+	}
+	k.ok("logs", "deploy/web", "--since=10m", "--timestamps")
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, k.bin, "-n", k.ns, "logs", "-f", "deploy/web", "--tail=0")
+	cmd.Env = k.env
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	b := make([]byte, 4)
+	if _, err := out.Read(b); err != nil {
+		k.t.Errorf("logs -f brings nothing new: %v", err)
+	}
+	cancel()
+	_ = cmd.Wait()
+	k.in(fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: crasher}\nspec:\n  runtimeClassName: wasm\n  containers: [{name: c, image: fail.wasm}]\n"), "apply", "-f", "-")
+	k.c.Eventually(60*time.Second, "the crasher was restarted", func() error {
+		got, err := k.command("", "get", "pod", "crasher", "-o", "jsonpath={.status.containerStatuses[0].restartCount}")
+		if err != nil || got == "0" || got == "" {
+			return fmt.Errorf("%s %v", got, err)
+		}
+		return nil
+	})
+	k.ok("logs", "crasher", "--previous")
+	k.has(w("Restart Count", "Terminated"), "describe", "pod", "crasher")
+}
+
+func (k *kubectl) removal(old bool) {
+	k.ok("delete", "pod", "crasher", "--force", "--grace-period=0")
+	k.ok("delete", "svc", "again")
+	k.ok("delete", "deploy", "web", "--cascade=orphan")
+	k.has(w("web-"), "get", "rs")
+	k.ok("delete", "rs", "-l", "app=web", "--cascade=foreground", "--timeout=60s")
+	k.ok("wait", "--for=delete", "pod", "-l", "app=web", "--timeout=60s")
+	k.ok("delete", "cm", "--all")
+	k.ok("delete", "namespace", k.ns, "--timeout=60s")
+	k.ns = "default"
+	k.has(w("ok"), "get", "--raw", "/readyz")
+	_ = old
+}
