@@ -49,6 +49,7 @@ type Queue[K comparable] struct {
 	later    delayHeap[K]
 	failures map[K]int
 	overflow bool
+	blocked  int // callers of AddWait that wait for room
 	closed   bool
 	wake     chan struct{} // closed and replaced when a waiter should look again
 }
@@ -132,6 +133,36 @@ func (q *Queue[K]) addAfter(k K, d time.Duration) {
 	q.signal()
 }
 
+// AddWait is AddAfter that waits for room instead of setting the overflow
+// mark, until ctx ends.
+func (q *Queue[K]) AddWait(ctx context.Context, k K, d time.Duration) {
+	for {
+		q.mu.Lock()
+		if !q.full() || q.closed || q.known(k) {
+			q.addAfter(k, d)
+			q.mu.Unlock()
+			return
+		}
+		q.blocked++
+		wake := q.wake
+		q.mu.Unlock()
+		ok := sleep(ctx, -1, wake)
+		q.mu.Lock()
+		q.blocked--
+		q.mu.Unlock()
+		if !ok {
+			return
+		}
+	}
+}
+
+func (q *Queue[K]) known(k K) bool {
+	_, queued := q.queued[k]
+	_, delayed := q.delayed[k]
+	_, running := q.running[k]
+	return queued || delayed || running
+}
+
 // AddFailed queues the key after its next back-off delay, which it returns.
 func (q *Queue[K]) AddFailed(k K) time.Duration {
 	q.mu.Lock()
@@ -191,6 +222,9 @@ func (q *Queue[K]) pop() (k K, ok bool) {
 	}
 	delete(q.queued, k)
 	q.running[k] = false
+	if q.blocked > 0 {
+		q.signal()
+	}
 	return k, true
 }
 

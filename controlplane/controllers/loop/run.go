@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -19,6 +20,7 @@ const resyncEvery = 10 * time.Minute
 // goroutines have. It fails only if the store cannot be watched.
 func Run(ctx context.Context, env Env, m *Metrics, controllers ...*Controller) error {
 	g, ctx := errgroup.WithContext(ctx)
+	again := make(chan struct{}, 1) // a queue that overflowed has room again
 	for _, c := range controllers {
 		c.queue = NewQueue[state.Key](c.Limit, c.backoff(env))
 		for range max(c.Workers, 1) {
@@ -30,6 +32,12 @@ func Run(ctx context.Context, env Env, m *Metrics, controllers ...*Controller) e
 					}
 					c.step(ctx, key, m, env.Log)
 					c.queue.Done(key)
+					if c.queue.Overflowed() {
+						select {
+						case again <- struct{}{}:
+						default:
+						}
+					}
 				}
 			})
 		}
@@ -37,7 +45,7 @@ func Run(ctx context.Context, env Env, m *Metrics, controllers ...*Controller) e
 			g.Go(func() error { return c.Background(ctx, c.queue.Add) })
 		}
 	}
-	g.Go(func() error { return feed(ctx, env, m, controllers) })
+	g.Go(func() error { return feed(ctx, env, m, again, controllers) })
 	err := g.Wait()
 	for _, c := range controllers {
 		m.setDepth(c.Name, 0)
@@ -59,15 +67,28 @@ func (c *Controller) add(k state.Key) { c.queue.AddAfter(k, c.Delay) }
 // feed turns changes of the store into keys: first everything, then events;
 // everything again when the ring lost events, a queue overflowed, or the
 // resync is due.
-func feed(ctx context.Context, env Env, m *Metrics, controllers []*Controller) error {
+func feed(ctx context.Context, env Env, m *Metrics, again <-chan struct{}, controllers []*Controller) error {
 	jitter := 1.0
 	for ctx.Err() == nil {
 		if env.Rand != nil {
 			jitter = 0.9 + 0.2*env.Rand()
 		}
-		due := time.Now().Add(time.Duration(float64(resyncEvery) * jitter))
-		after := relist(env.Reader.Snapshot(), controllers)
-		err := follow(ctx, env, m, controllers, after, due)
+		round, cancel := context.WithTimeout(ctx, time.Duration(float64(resyncEvery)*jitter))
+		after := relist(ctx, env.Reader.Snapshot(), controllers)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			select {
+			case <-again:
+				cancel()
+			case <-round.Done():
+			}
+		})
+		err := follow(round, env, m, controllers, after)
+		if round.Err() != nil {
+			err = nil // a resync, or the end
+		}
+		cancel()
+		wg.Wait()
 		if err != nil && !errors.Is(err, state.ErrTooOld) && ctx.Err() == nil {
 			return fmt.Errorf("watch the store: %w", err)
 		}
@@ -75,7 +96,8 @@ func feed(ctx context.Context, env Env, m *Metrics, controllers []*Controller) e
 	return nil
 }
 
-func follow(ctx context.Context, env Env, m *Metrics, controllers []*Controller, after uint64, due time.Time) error {
+// follow gives events to their sources until the watch breaks or ctx ends.
+func follow(ctx context.Context, env Env, m *Metrics, controllers []*Controller, after uint64) error {
 	w, err := env.Reader.Watch("", "", after)
 	if err != nil {
 		return err
@@ -86,8 +108,6 @@ func follow(ctx context.Context, env Env, m *Metrics, controllers []*Controller,
 			byKind[s.Kind] = append(byKind[s.Kind], sourceOf{c, s})
 		}
 	}
-	ctx, cancel := context.WithDeadline(ctx, due)
-	defer cancel()
 	for {
 		batch, _, err := w.Next(ctx)
 		for _, ev := range batch {
@@ -96,16 +116,10 @@ func follow(ctx context.Context, env Env, m *Metrics, controllers []*Controller,
 			}
 		}
 		if err != nil {
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return nil // the resync
-			}
 			return err
 		}
 		for _, c := range controllers {
 			m.setDepth(c.Name, c.queue.Len())
-			if c.queue.Overflowed() {
-				return nil
-			}
 		}
 	}
 }
@@ -115,17 +129,18 @@ type sourceOf struct {
 	source Source
 }
 
-// relist gives every record to every source, and returns the version to
-// watch from.
-func relist(snap state.Snapshot, controllers []*Controller) uint64 {
+// relist gives every record to every source, waiting where a queue is full,
+// and returns the version to watch from.
+func relist(ctx context.Context, snap state.Snapshot, controllers []*Controller) uint64 {
 	for _, c := range controllers {
+		add := func(k state.Key) { c.queue.AddWait(ctx, k, c.Delay) }
 		for _, s := range c.Sources {
 			if s.Reset != nil {
 				s.Reset()
 			}
 			snap.Range(s.Kind, "", state.Key{}, func(r *state.Record) bool {
-				s.Keys(state.Event{Type: state.Added, ResourceVersion: r.Header.ResourceVersion, Record: r}, c.add)
-				return true
+				s.Keys(state.Event{Type: state.Added, ResourceVersion: r.Header.ResourceVersion, Record: r}, add)
+				return ctx.Err() == nil
 			})
 		}
 	}
