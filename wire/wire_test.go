@@ -482,4 +482,3 @@ func (s *slowConn) Write(p []byte) (int, error) {
 	time.Sleep(time.Duration(len(p)) * 8 * time.Microsecond)
 	return s.Conn.Write(p)
 }
-
