@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
@@ -16,7 +15,7 @@ import (
 type fsm struct {
 	machine *state.Machine
 	halt    func(error)
-	applied atomic.Uint64
+	grown   func() // tells the keeper that the log has grown
 }
 
 var _ raft.FSM = (*fsm)(nil)
@@ -36,7 +35,7 @@ func (f *fsm) Apply(e *raft.Log) any {
 		f.halt(err)
 		return applied{err: err}
 	}
-	f.applied.Store(e.Index)
+	f.grown()
 	return applied{results: results}
 }
 

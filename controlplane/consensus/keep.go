@@ -43,6 +43,14 @@ func (n *Node) keep() {
 	}
 }
 
+// grown wakes the keeper.
+func (n *Node) grown() {
+	select {
+	case n.snapshots <- struct{}{}:
+	default:
+	}
+}
+
 // Snapshot writes a snapshot now and cuts the log behind the one before.
 func (n *Node) Snapshot(ctx context.Context) error {
 	grown := n.logs.appended.Load()

@@ -359,7 +359,7 @@ func (n *Node) openRaft() error {
 			return err
 		}
 	}
-	n.fsm = &fsm{machine: n.machine, halt: n.halt}
+	n.fsm = &fsm{machine: n.machine, halt: n.halt, grown: n.grown}
 	r, err := raft.NewRaft(conf, n.fsm, n.logs, n.stable, n.snaps, n.trans)
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)

@@ -148,10 +148,6 @@ func (n *Node) commit(batch []*proposal) {
 		p.done <- outcome{results: results[:len(p.ops):len(p.ops)]}
 		results = results[len(p.ops):]
 	}
-	select {
-	case n.snapshots <- struct{}{}:
-	default:
-	}
 }
 
 // apply commits one entry and waits until it is applied here.
