@@ -38,10 +38,11 @@ type Machine interface {
 	Facts() MachineFacts
 }
 
-// Identifier is the optional ability of a runtime to tell what the guests of
-// a pod run as, so that their files can belong to them.
+// Identifier is the optional ability of a runtime to tell the uid (and gid)
+// of a pod's guests where the pod asks for none, so that their files can
+// belong to them; negative is the agent's own.
 type Identifier interface {
-	Identity(podUID string) (uid, gid int)
+	PodUID(podUID string) int
 }
 
 // Config of an Agent. Zero values are replaced by the defaults named here.

@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,7 +40,7 @@ func (e *events) len() int { return len(e.queue) }
 // add queues an event; false when it was dropped by the rate limit.
 func (e *events) add(n wire.EventReport, now time.Time) bool {
 	if len(n.Message) > eventMaxChars {
-		n.Message = n.Message[:eventMaxChars]
+		n.Message = strings.ToValidUTF8(n.Message[:eventMaxChars], "")
 	}
 	if n.Count == 0 {
 		n.Count = 1

@@ -91,10 +91,6 @@ func (a *Agent) handlers() []string { return slices.Sorted(maps.Keys(a.c.Runtime
 
 // ownLabels are the labels that the node gives itself.
 func (a *Agent) ownLabels() map[string]string {
-	host := a.c.Machine.Facts().Hostname
-	if host == "" {
-		host = a.c.NodeName
-	}
 	l := maps.Clone(a.c.Labels)
 	if l == nil {
 		l = map[string]string{}
@@ -105,7 +101,6 @@ func (a *Agent) ownLabels() map[string]string {
 	for _, h := range a.handlers() {
 		l[RuntimeLabel+h] = "true"
 	}
-	_ = host
 	return l
 }
 
@@ -214,7 +209,8 @@ func (a *Agent) fieldFactsFor(s *podState, rt workload.Runtime) volumes.Facts {
 	}
 	a.mu.RUnlock()
 	if id, ok := rt.(Identifier); ok {
-		f.UID, f.GID = id.Identity(s.rec.UID)
+		f.UID = id.PodUID(s.rec.UID)
+		f.GID = f.UID
 	}
 	return f
 }

@@ -125,7 +125,7 @@ func TestStoreAgainstModel(t *testing.T) {
 		b := openBolt(t, path)
 		b.db.NoSync = true // durability is not what this test is about
 		pods, objects := map[string]Pod{}, map[string]wire.Object{}
-		n := rapid.IntRange(1, 30).Draw(rt, "ops")
+		n := rapid.IntRange(1, 15).Draw(rt, "ops")
 		for range n {
 			uid := fmt.Sprintf("u%d", rapid.IntRange(0, 5).Draw(rt, "uid"))
 			switch rapid.IntRange(0, 4).Draw(rt, "op") {
@@ -253,7 +253,7 @@ func TestDamageNeverPanics(t *testing.T) {
 	}
 	try("text", []byte("not a database at all"))
 	r := rand.New(rand.NewPCG(1, 2))
-	for i := range 150 {
+	for i := range 90 {
 		raw := append([]byte{}, whole...)
 		switch i % 3 {
 		case 0: // one bit
@@ -269,7 +269,7 @@ func TestDamageNeverPanics(t *testing.T) {
 		}
 		try(fmt.Sprint("damage ", i), raw)
 	}
-	if quarantined < 50 {
+	if quarantined < 30 {
 		t.Fatalf("only %d of the damaged files were noticed", quarantined)
 	}
 }
