@@ -3,6 +3,7 @@ package api
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/fields"
@@ -29,6 +30,9 @@ type requestInfo struct {
 func parseInfo(r *http.Request) requestInfo {
 	in := requestInfo{path: r.URL.Path, verb: strings.ToLower(r.Method)}
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	if slices.Contains(parts, "") {
+		return in // a doubled slash names nothing
+	}
 	switch {
 	case parts[0] == "api" && len(parts) >= 3:
 		in.gvr.Version, parts = parts[1], parts[2:]
@@ -46,11 +50,6 @@ func parseInfo(r *http.Request) requestInfo {
 		// namespaces/N/status and /finalize are sub-resources of N itself.
 		if len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
 			parts = parts[2:]
-		}
-	}
-	for _, p := range parts {
-		if p == "" {
-			return in // a doubled slash names nothing
 		}
 	}
 	in.resource = true
