@@ -61,12 +61,16 @@ func spawn(binary, command string, module, dir, stderr *os.File, stdio []*os.Fil
 		_ = specW.Close()
 		return nil, fmt.Errorf("start host: %w", err)
 	}
+	env := []string{"GOTRACEBACK=single", "PATH=/usr/bin:/bin"}
+	if command == host.CommandRun {
+		env = append(env, "GOMAXPROCS=1", "GOGC=off") // see host.settle
+	}
 	files := []*os.File{nil, nil, stderr, specR, replyW, module, dir}
 	copy(files, stdio)
 	files = append(files, sockets...)
 	p, err := os.StartProcess(binary, []string{hostArgv0, command}, &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=2", "GOTRACEBACK=single", "PATH=/usr/bin:/bin"},
+		Env:   env,
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: len(stdio) == 0},
 	})

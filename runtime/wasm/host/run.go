@@ -167,8 +167,12 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 		return nil, cacheBad, fmt.Errorf("sandbox: %w", err)
 	}
 	engine := Wazero{}
+	if g.CacheDir == "" || len(g.Module) > largeModule {
+		debug.SetGCPercent(100) // until settle: nothing of the guest runs yet
+	}
 	h.program, err = engine.Load(context.Background(), g)
 	if err != nil && g.CacheDir != "" {
+		debug.SetGCPercent(100)
 		// Compiled code must never be why a guest does not start.
 		g.CacheDir, cacheBad = "", true
 		h.program, err = engine.Load(context.Background(), g)
@@ -251,14 +255,27 @@ func mapModule(fd int) ([]byte, error) {
 	return b, nil
 }
 
-// settle turns the collector off (see collector) after one last run that
-// gives back what loading left.
+// settle readies the Go runtime for a guest. The collector is off from the
+// start of the program (GOGC=off) and runs only where it cannot freeze the
+// process (see collector). Loading a small module leaves less garbage than a
+// first collection costs in threads and buffers; after a large one it is
+// worth it. The second processor is the control thread's, since the guest
+// may keep the first for ever; it comes this late because each processor
+// has its own allocation caches.
 func (h *host) settle() {
-	runtime.GC()
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(math.MaxInt64)
-	debug.FreeOSMemory()
+	if heapBytes() > worthCollecting {
+		debug.FreeOSMemory()
+	}
+	runtime.GOMAXPROCS(2)
 }
+
+// largeModule makes enough garbage while it loads to collect it meanwhile.
+const largeModule = 1 << 20
+
+// worthCollecting is the heap from which settle collects.
+const worthCollecting = 3 << 20
 
 // drain asks the guest to end: no new connections, and its input ends.
 func (h *host) drain() {

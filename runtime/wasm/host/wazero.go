@@ -228,11 +228,7 @@ func (c *collector) tick() {
 	if c.calls%collectEvery != 0 {
 		return
 	}
-	if c.sample == nil {
-		c.sample = []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-	}
-	metrics.Read(c.sample)
-	heap := c.sample[0].Value.Uint64()
+	heap := c.heap()
 	if c.target == 0 {
 		c.target = heap + collectFloor
 	}
@@ -240,8 +236,25 @@ func (c *collector) tick() {
 		return
 	}
 	runtime.GC()
+	c.target = 2*c.heap() + collectFloor
+}
+
+func (c *collector) heap() uint64 {
+	if c.sample == nil {
+		c.sample = newHeapSample()
+	}
 	metrics.Read(c.sample)
-	c.target = 2*c.sample[0].Value.Uint64() + collectFloor
+	return c.sample[0].Value.Uint64()
+}
+
+func newHeapSample() []metrics.Sample {
+	return []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+}
+
+func heapBytes() uint64 {
+	s := newHeapSample()
+	metrics.Read(s)
+	return s[0].Value.Uint64()
 }
 
 func bytesText(n uint64) string {
