@@ -16,7 +16,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,14 +29,11 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/node/link"
 	"github.com/dunlin-project/dunlin/pki"
-	"github.com/dunlin-project/dunlin/wire"
 )
 
 var (
-	podGK    = schema.GroupKind{Kind: "Pod"}
-	nodeGK   = schema.GroupKind{Kind: "Node"}
-	cmGK     = schema.GroupKind{Kind: "ConfigMap"}
-	secretGK = schema.GroupKind{Kind: "Secret"}
+	podGK  = schema.GroupKind{Kind: "Pod"}
+	nodeGK = schema.GroupKind{Kind: "Node"}
 )
 
 // wall is a wall clock that tests move.
@@ -108,6 +104,8 @@ type options struct {
 	handler http.Handler
 	tokens  nodeapi.TokenIssuer
 	ns      bool
+	// gossipID is the server's in its pool; "" is no leases by UDP.
+	gossipID string
 }
 
 func discard() *slog.Logger {
@@ -140,7 +138,7 @@ func start(t *testing.T, o options) *server {
 	s.addr = o.listen.Addr().String()
 	s.api, err = nodeapi.New(nodeapi.Config{
 		Store: s.store, Leadership: s.local, CA: s.ca, ClusterID: "c-test", Epoch: o.epoch, Events: s.events, Tokens: o.tokens,
-		Servers: func() []string { return []string{s.addr} }, Clock: s.clock, Log: discard(),
+		GossipID: func() string { return o.gossipID }, Servers: func() []string { return []string{s.addr} }, Clock: s.clock, Log: discard(),
 		Site: func(string) nodeapi.Site { return nodeapi.Site{Keyring: [][]byte{[]byte("0123456789abcdef")}} },
 	})
 	must(t, err)
@@ -316,6 +314,3 @@ func (logs) Logs(ctx context.Context, ns, pod, uid string, o *corev1.PodLogOptio
 	}
 	return err
 }
-
-var _ = nodev1.SchemeGroupVersion
-var _ = wire.ALPNNode
