@@ -7,23 +7,13 @@ import (
 	"os"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/dunlin-project/dunlin/node/logs"
 )
 
-// LogError is a refusal with the HTTP status that the API answers with.
-type LogError struct {
-	Code    int32
-	Message string
-}
-
-// Error implements error.
-func (e *LogError) Error() string { return e.Message }
-
-// HTTPStatus is the status code for the API's answer.
-func (e *LogError) HTTPStatus() int32 { return e.Code }
-
-// Logs implements StreamServer.
+// Logs implements StreamServer. What it refuses is an apierrors.APIStatus in
+// upstream's words.
 func (a *Agent) Logs(ctx context.Context, namespace, name, uid string, o *corev1.PodLogOptions, w io.Writer) error {
 	a.mu.RLock()
 	info, ok := a.known[uid]
@@ -36,7 +26,7 @@ func (a *Agent) Logs(ctx context.Context, namespace, name, uid string, o *corev1
 	}
 	a.mu.RUnlock()
 	if !ok || info.pod == nil {
-		return &LogError{Code: 404, Message: fmt.Sprintf("pod %s/%s is not on node %s", namespace, name, a.c.NodeName)}
+		return apierrors.NewNotFound(corev1.Resource("pods"), name)
 	}
 	container := o.Container
 	if container == "" && len(info.pod.Spec.Containers) == 1 {
@@ -44,19 +34,19 @@ func (a *Agent) Logs(ctx context.Context, namespace, name, uid string, o *corev1
 	}
 	st := containerStatusOf(info.status, container)
 	if st == nil {
-		return &LogError{Code: 400, Message: fmt.Sprintf("container %s is not valid for pod %s", container, name)}
+		return apierrors.NewBadRequest(fmt.Sprintf("container %s is not valid for pod %s", container, name))
 	}
 	attempt := int(st.RestartCount)
 	switch {
 	case o.Previous:
 		if attempt--; st.LastTerminationState.Terminated == nil {
-			return &LogError{Code: 400, Message: fmt.Sprintf("previous terminated container %q in pod %q not found", container, name)}
+			return apierrors.NewBadRequest(fmt.Sprintf("previous terminated container %q in pod %q not found", container, name))
 		}
 		if st.State.Waiting != nil && st.State.Waiting.Reason == "CrashLoopBackOff" {
 			attempt++ // the ended attempt is the newest
 		}
 	case st.State.Waiting != nil && st.LastTerminationState.Terminated == nil:
-		return &LogError{Code: 400, Message: fmt.Sprintf("container %q in pod %q is waiting to start: %s", container, name, st.State.Waiting.Reason)}
+		return apierrors.NewBadRequest(fmt.Sprintf("container %q in pod %q is waiting to start: %s", container, name, st.State.Waiting.Reason))
 	case st.State.Waiting != nil && st.State.Waiting.Reason != "CrashLoopBackOff" && attempt > 0:
 		if _, err := os.Stat(a.logPath(namespace, name, uid, container, attempt)); err != nil {
 			attempt-- // the new attempt has not begun
@@ -71,6 +61,9 @@ func (a *Agent) Logs(ctx context.Context, namespace, name, uid string, o *corev1
 		}
 		now := containerStatusOf(i.status, container)
 		return now == nil || now.State.Running == nil || int(now.RestartCount) != attempt
+	}
+	if _, err := w.Write(nil); err != nil { // the reader learns now that it is served
+		return err
 	}
 	return logs.Read(ctx, a.logPath(namespace, name, uid, container, attempt), o, ended, w)
 }
