@@ -138,6 +138,8 @@ type decoder struct {
 	budget  int // errors left for this document
 	dropped int
 	warns   []string
+	hostile bool        // a quantity that must not be parsed was seen
+	root    func(*node) // if set, takes the first document instead
 }
 
 var utf8BOM = []byte("\xef\xbb\xbf")
@@ -160,6 +162,10 @@ func (d *decoder) document(n *node) {
 	d.budget, d.dropped = maxErrors, 0
 	if n.kind == null {
 		return // comments only
+	}
+	if d.root != nil {
+		d.root(n)
+		return
 	}
 	d.object(n, "", nil)
 	if d.dropped > 0 {

@@ -223,6 +223,10 @@ func (d *decoder) integer(n *node, path string, bits int) {
 		return
 	}
 	v := n.value
+	if hostileNumber(v) {
+		bad("")
+		return
+	}
 	if plain := strings.ReplaceAll(v, "_", ""); plain != v {
 		bad("write " + plain)
 		return
@@ -237,10 +241,6 @@ func (d *decoder) integer(n *node, path string, bits int) {
 	if !ok {
 		f, _, err := big.ParseFloat(v, 10, 128, big.ToNearestEven)
 		if err != nil || !f.IsInt() {
-			bad("")
-			return
-		}
-		if exp := f.MantExp(nil); exp > 128 {
 			bad("")
 			return
 		}
@@ -331,6 +331,11 @@ func (d *decoder) quantity(n *node, path string) {
 		fail("write it in decimal, without leading zero")
 		return
 	}
+	if hostileNumber(v) {
+		d.hostile = true
+		fail("no quantity needs so many digits")
+		return
+	}
 	q, err := resource.ParseQuantity(v)
 	if err != nil {
 		if better := units[digits]; better != "" {
@@ -349,6 +354,20 @@ func (d *decoder) quantity(n *node, path string) {
 	case memoryLike(path) && q.Sign() > 0 && q.CmpInt64(wholeBytesBelow) < 0 && q.MilliValue()%1000 != 0:
 		d.fail(n, path, fmt.Sprintf("%s is a fraction of a byte", v), fmt.Sprintf("did you mean %sGi or %sMi?", number, number))
 	}
+}
+
+// hostileNumber: exponents of more than two digits, or hundreds of digits.
+// resource.ParseQuantity works for minutes on 1e999999999.
+func hostileNumber(v string) bool {
+	if len(v) > 100 {
+		return true
+	}
+	e := strings.LastIndexAny(v, "eE")
+	if e < 0 {
+		return false
+	}
+	exponent := strings.TrimLeft(v[e+1:], "+-")
+	return len(exponent) > 2 && strings.Trim(exponent, "0123456789") == ""
 }
 
 // overflows: ParseQuantity cuts what is larger than an int64 in silence.

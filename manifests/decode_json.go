@@ -136,6 +136,10 @@ func (s *scanner) value(depth int) (*node, error) {
 			return nil, fmt.Errorf("unexpected %q", short40(string(s.data[start:end])))
 		}
 		n.kind = number
+		if len(word) > 100 {
+			s.pos = start
+			return nil, errors.New("a number of more than 100 digits")
+		}
 	}
 	n.value = string(word)
 	return n, nil

@@ -112,6 +112,9 @@ func TestDecodeFaults(t *testing.T) {
 		{"nan", podWith("    resources: {limits: {memory: .NaN}}\n"), []string{`not a quantity`}},
 		{"NaN", podWith("    resources: {limits: {memory: NaN}}\n"), []string{`not a quantity`}},
 		{"9Ei", podWith("    resources: {limits: {memory: 9Ei}}\n"), []string{`more than a quantity can hold`}},
+		{"endless exponent", podWith("    resources: {limits: {memory: 1e999999999}}\n"), []string{`not a quantity (no quantity needs so many digits)`}},
+		{"endless fraction", podWith("    resources: {limits: {cpu: 1e-999999999}}\n"), []string{`not a quantity`}},
+		{"endless number", podHead + "spec: {terminationGracePeriodSeconds: 1e-999999999}\n", []string{`not a whole number`}},
 		{"yes", cm("data: {a: yes}\n"), []string{`f.yaml:5:11: data[a]: is a boolean (yes), not a string (quote it: "yes")`}},
 		{"no on off", cm("  labels: {a: no, b: on, c: off, d: true}\n"), []string{`(no)`, `(on)`, `(off)`, `(true)`}},
 		{"version", cm("  labels: {version: 1.20}\n"), []string{`metadata.labels[version]: is a number (1.20), not a string (quote it: "1.20")`}},
@@ -252,7 +255,8 @@ func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		podWith("    resources: {limits: {memory: 400m}}\n"), "a: &a [*a]\n", "{\"a\":1}{\"b\":", "\xd9\xd9\xf7\xa1aaa", "<<: [*a]\n", "\ufeff---\n", "? a\n: b\n",
 		"apiVersion: v1\nkind: List\nitems:\n- kind: Secret\n  apiVersion: v1\n  data: {a: b}\n", "!!binary a: !!str 1\n", "%YAML 1.1\n---\na: 0o7\n",
-		"apiVersion: v1\nkind: Pod\nspec: {terminationGracePeriodSeconds: 1e999999999}\n",
+		"apiVersion: v1\nkind: Pod\nspec: {terminationGracePeriodSeconds: 1e999999999}\n", "apiVersion: v1\nkind: Pod\nspec: {overhead: {cpu: 1e999999999}}\n",
+		"{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"spec\":{\"overhead\":{\"cpu\":\"1E-999999999\"}}}",
 	} {
 		f.Add([]byte(s))
 	}

@@ -234,6 +234,10 @@ func (c *converter) scalar(n *node, y *yaml.Node) {
 		return
 	case "!!int", "!!float":
 		n.kind = number
+		if len(y.Value) > 100 {
+			n.kind = text
+			return
+		}
 		if f, err := strconv.ParseFloat(strings.TrimPrefix(strings.ToLower(y.Value), "."), 64); err == nil && (math.IsNaN(f) || math.IsInf(f, 0)) {
 			n.kind = text
 		}
