@@ -68,7 +68,7 @@ func (p RuntimeClass) class(a *admission.Attributes, pod *corev1.Pod) (*nodev1.R
 	case err != nil && !apierrors.IsNotFound(err):
 		return nil, err
 	case chosen:
-		return nil, nil //nolint:nilnil // documented: the built-in class
+		return nil, nil // documented: the built-in class
 	}
 	return nil, forbidden(a, "pod rejected: RuntimeClass %q not found", name)
 }
