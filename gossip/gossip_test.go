@@ -19,12 +19,14 @@ import (
 
 func key(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	k, err := newTestKey()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
+
+func newTestKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
 var ring = [][]byte{[]byte("0123456789abcdef")}
 
@@ -128,6 +130,25 @@ func TestBroadcastAndSend(t *testing.T) {
 			}
 		}
 		mu.Unlock()
+		closeAll(t, ps)
+	})
+}
+
+// With all UDP blocked, TCP keeps the members together.
+func TestWithoutUDP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(1)
+		var failed atomic.Int64
+		var ps []*Pool
+		for i := range 4 {
+			ps = append(ps, simPool(t, n, i, key(t), 1, func(c *Config) { c.Failed = func(string) { failed.Add(1) } }))
+		}
+		time.Sleep(20 * time.Second)
+		n.Lose(1)
+		time.Sleep(10 * time.Minute)
+		if got := len(ps[0].Members()); got != 4 || failed.Load() != 0 {
+			t.Fatalf("%d members, %d failure hints", got, failed.Load())
+		}
 		closeAll(t, ps)
 	})
 }
