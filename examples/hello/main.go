@@ -21,7 +21,12 @@ import (
 	"time"
 )
 
-var version = "1"
+// Set by the linker: the version that is shown, and whether this one never
+// becomes ready (the neverready example).
+var (
+	version = "1"
+	broken  = ""
+)
 
 func main() {
 	log.SetFlags(0)
@@ -58,7 +63,7 @@ func serve() error {
 	}
 	started := time.Now()
 	var ready atomic.Bool
-	ready.Store(true)
+	ready.Store(broken == "")
 	name := os.Getenv("GREETING")
 	if name == "" {
 		name = "Hello"
@@ -66,7 +71,7 @@ func serve() error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if !ready.Load() {
-			http.Error(w, "stopping", http.StatusServiceUnavailable)
+			http.Error(w, "not ready", http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")
