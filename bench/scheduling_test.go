@@ -137,7 +137,7 @@ func TestScheduling(t *testing.T) {
 	cpu := cpuSelf()
 	start = time.Now()
 	go func() { done <- s.Run(ctx) }()
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for bound(p) < pods && time.Since(start) < 5*time.Minute {
 		<-tick.C
