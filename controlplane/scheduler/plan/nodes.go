@@ -29,6 +29,11 @@ const (
 // means that it does not limit it.
 const unlimited = int64(1) << 60
 
+// most is the largest value that is told apart (4 PiB, or as many millicores):
+// sums over a node's pods then never overflow. The state machine has the last
+// word on the exact figures.
+const most = int64(1) << 52
+
 // Node describes one node.
 type Node struct {
 	Name, UID     string
@@ -172,7 +177,7 @@ func (n *Nodes) setAllocatable(slot int, q []state.Quantity) (more bool) {
 		for len(want) <= c {
 			want = append(want, 0)
 		}
-		want[c] = x.Value
+		want[c] = min(x.Value, most)
 	}
 	for c, v := range want {
 		d := v - n.alloc[c][slot]
@@ -231,7 +236,7 @@ func (n *Nodes) Give(slot int, q []state.Quantity, ports []state.HostPort) {
 
 func (n *Nodes) move(slot int, q []state.Quantity, ports []state.HostPort, sign int64) {
 	for _, x := range q {
-		n.free[n.col(x.Name)][slot] -= sign * x.Value
+		n.free[n.col(x.Name)][slot] -= sign * min(x.Value, most)
 	}
 	n.rebase(slot)
 	for _, p := range ports {

@@ -66,14 +66,19 @@ type columnNeed struct {
 // where more is taken than there is.
 func need(v int64) int64 {
 	if v <= 0 {
-		return math.MinInt64
+		return lowest
 	}
 	return v
 }
 
+// lowest is a threshold that everything passes; values are at most 2^52, so
+// that no difference overflows.
+const lowest = -(int64(1) << 62)
+
 func newDemand(n *Nodes, g *Group) *demand {
-	d := &demand{n: n, g: g, needCPU: math.MinInt64, needMem: math.MinInt64, needPods: math.MinInt64}
+	d := &demand{n: n, g: g, needCPU: lowest, needMem: lowest, needPods: lowest}
 	for _, q := range g.Requests {
+		q.Value = min(q.Value, most)
 		switch c := n.col(q.Name); c {
 		case colCPU:
 			d.cpu, d.needCPU = q.Value, need(q.Value)
@@ -100,7 +105,9 @@ func newDemand(n *Nodes, g *Group) *demand {
 
 // bestPacked is the hot loop: the fullest slot that fits, the lowest of
 // equals. All columns are cut to one length so that the compiler drops the
-// bounds checks.
+// bounds checks, and the four filters are one branch: every difference is
+// negative exactly if its filter fails, so the sign of their union says
+// whether any does (values stay far below 2^62, see lowest).
 func (d *demand) bestPacked() int {
 	n := d.n
 	size := len(n.info)
@@ -111,7 +118,7 @@ func (d *demand) bestPacked() int {
 	addCPU, addMem := float32(d.cpu), float32(d.memory)
 	best, slot := float32(math.Inf(-1)), -1
 	for i := range size {
-		if cpu[i] < needCPU || memory[i] < needMem || pods[i] < needPods || verdicts[i] != fits {
+		if (cpu[i]-needCPU)|(memory[i]-needMem)|(pods[i]-needPods)|-int64(verdicts[i]) < 0 {
 			continue
 		}
 		if s := base[i] + addCPU*invCPU[i] + addMem*invMem[i]; s > best {
