@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"syscall"
+	"unsafe"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
 	"github.com/elastic/go-seccomp-bpf/arch"
@@ -100,31 +101,43 @@ func identity(c Config) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	// The bounding set first: it needs CAP_SETPCAP.
-	for capability := uintptr(0); capability <= 63; capability++ {
-		err := allThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, capability, 0, 0)
-		if errors.Is(err, unix.EINVAL) {
-			break // past the last one that this kernel knows
+	// Being root shall mean nothing from here on, not even in a program that
+	// it executes. One call for what dropping each capability from the
+	// bounding set would need 41 for, each of them on every thread.
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, noRoot, 0, 0); err != nil {
+		return fmt.Errorf("secure bits: %w", err)
+	}
+	if c.UID >= 0 {
+		gid := c.GID
+		if gid < 0 {
+			gid = c.UID
 		}
-		if err != nil {
-			return fmt.Errorf("drop capability %d: %w", capability, err)
+		if err := syscall.Setgroups(c.Groups); err != nil {
+			return fmt.Errorf("set groups: %w", err)
+		}
+		if err := syscall.Setresgid(gid, gid, gid); err != nil {
+			return fmt.Errorf("set gid %d: %w", gid, err)
+		}
+		if err := syscall.Setresuid(c.UID, c.UID, c.UID); err != nil {
+			return fmt.Errorf("set uid %d: %w", c.UID, err)
 		}
 	}
-	if c.UID < 0 {
-		return nil
-	}
-	gid := c.GID
-	if gid < 0 {
-		gid = c.UID
-	}
-	if err := syscall.Setgroups(c.Groups); err != nil {
-		return fmt.Errorf("set groups: %w", err)
-	}
-	if err := syscall.Setresgid(gid, gid, gid); err != nil {
-		return fmt.Errorf("set gid %d: %w", gid, err)
-	}
-	if err := syscall.Setresuid(c.UID, c.UID, c.UID); err != nil {
-		return fmt.Errorf("set uid %d: %w", c.UID, err)
+	return dropCapabilities()
+}
+
+// noRoot are SECBIT_NOROOT, SECBIT_NO_SETUID_FIXUP cleared, and
+// SECBIT_NO_CAP_AMBIENT_RAISE, locked (capabilities(7)).
+const noRoot = 1<<0 | 1<<1 | 1<<6 | 1<<7
+
+// dropCapabilities empties every set that gives a capability.
+func dropCapabilities() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	err := allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0, 0)
+	runtime.KeepAlive(&hdr)
+	runtime.KeepAlive(&data)
+	if err != nil {
+		return fmt.Errorf("drop capabilities: %w", err)
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func TestSandboxIsInForce(t *testing.T) {
 	uid := fmt.Sprint(b.PodUID(s.ID.PodUID))
 	want := map[string]string{
 		"Uid": strings.Join([]string{uid, uid, uid, uid}, "\t"), "Gid": strings.Join([]string{uid, uid, uid, uid}, "\t"),
-		"Groups": "", "NoNewPrivs": "1", "CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapBnd": "0000000000000000",
+		"Groups": "", "NoNewPrivs": "1", "CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapInh": "0000000000000000", "CapAmb": "0000000000000000",
 	}
 	if sandbox.Probe().Seccomp {
 		want["Seccomp"] = "2"
@@ -41,6 +41,14 @@ func TestSandboxIsInForce(t *testing.T) {
 		if status[k] != v {
 			t.Errorf("%s is %q, want %q", k, status[k], v)
 		}
+	}
+	// A pod that asks for root gets the uid and none of its power.
+	root := b.spec("sleep", "root")
+	zero := int64(0)
+	root.Identity = workload.Identity{UID: &zero}
+	text, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", b.start(root).PID))
+	if err != nil || !strings.Contains(string(text), "CapEff:\t0000000000000000") || !strings.Contains(string(text), "CapPrm:\t0000000000000000") {
+		t.Errorf("a guest as root: %s, %v", text, err)
 	}
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil || strings.Contains(string(env), "HOME=") {
