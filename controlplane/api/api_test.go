@@ -262,6 +262,7 @@ func TestAuthentication(t *testing.T) {
 	if r.code != http.StatusForbidden || !strings.HasPrefix(at(r.json(t), "message").(string), `pods is forbidden: User "nobody" cannot list resource "pods" in API group "" in the namespace "default"`) {
 		t.Errorf("HTTP %d %s", r.code, r.body)
 	}
+	w.want(403, "GET", pods, "", "Impersonate-User", "somebody")
 	if r := w.do("GET", "/healthz", ""); r.code != 200 || string(r.body) != "ok" {
 		t.Errorf("healthz: %d %s", r.code, r.body)
 	}

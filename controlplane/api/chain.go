@@ -96,6 +96,12 @@ func (s *Server) serve(rq *request) error {
 		return auth.Unauthorized()
 	}
 	rq.user = user
+	for h := range rq.Header {
+		if strings.HasPrefix(h, "Impersonate-") {
+			// Ignoring it would do as oneself what was to be tried as another.
+			return apierrors.NewForbidden(rq.info.gvr.GroupResource(), rq.info.name, errors.New("acting as another user (--as, --as-group) is not supported by this server"))
+		}
+	}
 	a := rq.info.attributes(user)
 	if allowed, reason := s.cfg.Authorizer.Authorize(rq.Context(), a); !allowed {
 		return auth.Forbidden(a, reason)

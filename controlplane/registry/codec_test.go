@@ -85,7 +85,7 @@ func fuzzFuncs(_ runtimeserializer.CodecFactory) []any {
 // what was encoded, and encoding it again gives the same bytes.
 func TestCodecRoundTrip(t *testing.T) {
 	codec := NewCodec(nil)
-	n := 60
+	n := 30
 	if testing.Short() {
 		n = 10
 	}
