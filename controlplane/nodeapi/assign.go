@@ -183,7 +183,7 @@ func (a *assigner) follow(ctx context.Context, w state.Watcher, refresh <-chan t
 			a.rebuild(names)
 		}
 		for i := range batch {
-			a.s.observe(ctx, &batch[i])
+			a.s.observe(&batch[i])
 		}
 	}
 }

@@ -31,7 +31,6 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/listener"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
-	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
@@ -114,6 +113,7 @@ type Server struct {
 	seqs     map[string]reportSeq // newest report, by node uid
 
 	warnings *limited
+	repairs  *repairs
 	nudges   sync.WaitGroup // started by assigner.run only
 }
 
@@ -160,6 +160,7 @@ func New(cfg Config) (*Server, error) {
 		byName:   map[string]*session{},
 		seqs:     map[string]reportSeq{},
 		warnings: newLimited(),
+		repairs:  newRepairs(),
 	}
 	s.assign = newAssigner(s)
 	return s, nil
@@ -185,6 +186,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	wg.Go(func() { s.sweepLoop(ctx) })
 	wg.Go(func() { s.leaseObjects(ctx) })
+	wg.Go(func() { s.repairLoop(ctx) })
 	wg.Go(func() { s.housekeeping(ctx) })
 	err := s.assign.run(ctx)
 	s.nudges.Wait() // their sessions end with the listener, or with the write timeout
@@ -209,7 +211,7 @@ func (s *Server) sweepLoop(ctx context.Context) {
 		s.lead()
 		s.leases.sweepNow()
 		for _, n := range s.leases.returned() {
-			s.restoreNode(ctx, n, state.Modified)
+			s.repairs.node(n)
 		}
 		select {
 		case <-ctx.Done():

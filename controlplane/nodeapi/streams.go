@@ -173,7 +173,7 @@ func copyStream(ctx context.Context, w io.Writer, c net.Conn) error {
 				return werr
 			}
 		}
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) && ctx.Err() == nil {
 			return nil // closed in good order: TLS tells an end from a cut
 		}
 		if err != nil {
