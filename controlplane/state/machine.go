@@ -124,7 +124,7 @@ func (m *Machine) Hash() ([sha256.Size]byte, error) {
 func (v *view) each(f func(*Record) error) error {
 	for _, k := range v.kinds {
 		var err error
-		k.tree.Scan(func(e indexed) bool {
+		k.tree.Scan(func(e item) bool {
 			err = f(e.rec)
 			return err == nil
 		})

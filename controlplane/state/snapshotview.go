@@ -23,15 +23,15 @@ type view struct {
 	rv     uint64
 	facts  Facts
 	kinds  []kindView // sorted by name
-	uids   *entryTree
-	byNode *entryTree
-	owners *entryTree
+	uids   *refTree
+	byNode *refTree
+	owners *refTree
 	totals *btree.BTreeG[*totals]
 }
 
 type kindView struct {
 	name string
-	tree *entryTree
+	tree *recordTree
 }
 
 var _ Snapshot = (*view)(nil)
@@ -59,7 +59,7 @@ func (v *view) Get(k Key) (*Record, bool) {
 	if !ok {
 		return nil, false
 	}
-	e, ok := kv.tree.Get(indexed{namespace: k.Namespace, name: k.Name})
+	e, ok := kv.tree.Get(item{namespace: k.Namespace, name: k.Name})
 	return e.rec, ok
 }
 
@@ -76,7 +76,7 @@ func (v *view) Range(kind, namespace string, after Key, f func(*Record) bool) {
 			from, skip = a, true
 		}
 	}
-	kv.tree.Ascend(indexed{namespace: from.Namespace, name: from.Name}, func(e indexed) bool {
+	kv.tree.Ascend(item{namespace: from.Namespace, name: from.Name}, func(e item) bool {
 		if namespace != "" && e.namespace != namespace {
 			return false
 		}
@@ -100,27 +100,30 @@ func (v *view) Len(kind, namespace string) int {
 	return n
 }
 
-func (v *view) ByOwner(uid string, f func(*Record) bool) {
-	if uid == "" {
+func (v *view) ByOwner(uid string, f func(*Record) bool) { v.group(v.owners, uid, f) }
+
+func (v *view) PodsOnNode(node string, f func(*Record) bool) { v.group(v.byNode, node, f) }
+
+// group calls f for the records of one group of an index.
+func (v *view) group(t *refTree, group string, f func(*Record) bool) {
+	if group == "" {
 		return
 	}
-	v.owners.Ascend(indexed{group: uid}, func(e indexed) bool {
-		return e.group == uid && f(e.rec)
+	t.Ascend(ref{group: group}, func(e ref) bool {
+		if e.group != group {
+			return false
+		}
+		r, ok := v.Get(e.key())
+		return !ok || f(r) // an index never names what is not there
 	})
 }
 
 func (v *view) ByUID(uid string) (*Record, bool) {
-	e, ok := v.uids.Get(indexed{group: uid})
-	return e.rec, ok
-}
-
-func (v *view) PodsOnNode(node string, f func(*Record) bool) {
-	if node == "" {
-		return
+	e, ok := first(v.uids, uid)
+	if !ok {
+		return nil, false
 	}
-	v.byNode.Ascend(indexed{group: node}, func(e indexed) bool {
-		return e.group == node && f(e.rec)
-	})
+	return v.Get(e.key())
 }
 
 func (v *view) Kinds() []string {

@@ -15,21 +15,40 @@ const (
 	kindNamespace = "Namespace"
 )
 
-// entryTree is a copy-on-write b-tree: Copy is O(1), and a copy that nobody
-// writes may be read by any number of goroutines without a lock. Its items
-// carry their key, so that a look-up allocates nothing and chases no pointer.
-type entryTree = btree.BTreeG[indexed]
+// Trees are copy-on-write: Copy is O(1), and a copy that nobody writes may be
+// read by any number of goroutines without a lock. A write after a copy copies
+// the path to the leaf, so nodes are small, items carry their key (a look-up
+// allocates nothing), and only a kind's own tree points at records: a change
+// of a record touches no other index unless what that index is by changes.
+type (
+	recordTree = btree.BTreeG[item]
+	refTree    = btree.BTreeG[ref]
+)
 
-// indexed is one entry of an index: what it is sorted by, and the record.
-type indexed struct {
-	group     string // the index's own part of the key: "", uid, node or owner
-	kind      string // only where kinds mix under one group
-	namespace string
-	name      string
-	rec       *Record
+// degree of the trees: measured best for writes after each copy.
+const degree = 16
+
+// item is a record in the tree of its kind.
+type item struct {
+	namespace, name string
+	rec             *Record
 }
 
-func lessIndexed(a, b indexed) bool {
+func lessItem(a, b item) bool {
+	if a.namespace != b.namespace {
+		return a.namespace < b.namespace
+	}
+	return a.name < b.name
+}
+
+// ref is one entry of an index: what it is by (a uid, a node, an owner's
+// uid), and the key of the record.
+type ref struct {
+	group                 string
+	namespace, name, kind string
+}
+
+func lessRef(a, b ref) bool {
 	if a.group != b.group {
 		return a.group < b.group
 	}
@@ -42,23 +61,14 @@ func lessIndexed(a, b indexed) bool {
 	return a.kind < b.kind
 }
 
+func refOf(group string, k Key) ref {
+	return ref{group: group, kind: k.Kind, namespace: k.Namespace, name: k.Name}
+}
+
+func (r ref) key() Key { return Key{Kind: r.kind, Namespace: r.namespace, Name: r.name} }
+
 func newTree[T any](less func(a, b T) bool) *btree.BTreeG[T] {
-	return btree.NewBTreeGOptions(less, btree.Options{NoLocks: true})
-}
-
-func keyEntry(r *Record) indexed {
-	return indexed{namespace: r.Header.Key.Namespace, name: r.Header.Key.Name, rec: r}
-}
-
-func uidEntry(r *Record) indexed { return indexed{group: r.Header.UID, rec: r} }
-
-func nodeEntry(r *Record) indexed {
-	return indexed{group: r.Header.NodeName, namespace: r.Header.Key.Namespace, name: r.Header.Key.Name, rec: r}
-}
-
-func ownerEntry(owner string, r *Record) indexed {
-	k := &r.Header.Key
-	return indexed{group: owner, kind: k.Kind, namespace: k.Namespace, name: k.Name, rec: r}
+	return btree.NewBTreeGOptions(less, btree.Options{NoLocks: true, Degree: degree})
 }
 
 func compareKeys(a, b Key) int {
@@ -82,11 +92,11 @@ func lessTotals(a, b *totals) bool { return a.node < b.node }
 // tables are the writer's working indexes. They belong to the one goroutine
 // that applies; publish gives readers an immutable view of them.
 type tables struct {
-	kinds  map[string]*entryTree // never ranged over while applying
-	names  []string              // the keys of kinds, sorted
-	uids   *entryTree
-	byNode *entryTree
-	owners *entryTree
+	kinds  map[string]*recordTree // never ranged over while applying
+	names  []string               // the keys of kinds, sorted
+	uids   *refTree
+	byNode *refTree
+	owners *refTree
 	claims *btree.BTreeG[claim]
 	totals *btree.BTreeG[*totals]
 	bodies bodies
@@ -98,10 +108,10 @@ type tables struct {
 
 func newTables() *tables {
 	return &tables{
-		kinds:  map[string]*entryTree{},
-		uids:   newTree(lessIndexed),
-		byNode: newTree(lessIndexed),
-		owners: newTree(lessIndexed),
+		kinds:  map[string]*recordTree{},
+		uids:   newTree(lessRef),
+		byNode: newTree(lessRef),
+		owners: newTree(lessRef),
 		claims: newTree(lessClaim),
 		totals: newTree(lessTotals),
 		bodies: bodies{},
@@ -114,19 +124,30 @@ func (t *tables) get(k Key) *Record {
 	if tree == nil {
 		return nil
 	}
-	e, _ := tree.Get(indexed{namespace: k.Namespace, name: k.Name})
+	e, _ := tree.Get(item{namespace: k.Namespace, name: k.Name})
 	return e.rec
 }
 
 func (t *tables) byUID(uid string) *Record {
-	e, _ := t.uids.Get(indexed{group: uid})
-	return e.rec
+	if e, ok := first(t.uids, uid); ok {
+		return t.get(e.key())
+	}
+	return nil
 }
 
-func (t *tables) tree(kind string) *entryTree {
+// first returns the first entry of a group.
+func first(t *refTree, group string) (found ref, ok bool) {
+	t.Ascend(ref{group: group}, func(e ref) bool {
+		found, ok = e, e.group == group
+		return false
+	})
+	return found, ok
+}
+
+func (t *tables) tree(kind string) *recordTree {
 	tree := t.kinds[kind]
 	if tree == nil {
-		tree = newTree(lessIndexed)
+		tree = newTree(lessItem)
 		t.kinds[kind] = tree
 		i, _ := slices.BinarySearch(t.names, kind)
 		t.names = slices.Insert(t.names, i, kind)
@@ -139,9 +160,12 @@ func (t *tables) tree(kind string) *entryTree {
 // bodies. r must not be shared yet.
 func (t *tables) put(r, old *Record) {
 	t.bodies.intern(r)
-	t.tree(r.Header.Key.Kind).Set(keyEntry(r))
-	t.uids.Set(uidEntry(r))
-	t.other.uids = true
+	k := r.Header.Key
+	t.tree(k.Kind).Set(item{k.Namespace, k.Name, r})
+	if old == nil {
+		t.uids.Set(refOf(r.Header.UID, k))
+		t.other.uids = true
+	}
 	t.bytes += recordBytes(r)
 	if old != nil {
 		t.bytes -= recordBytes(old)
@@ -157,8 +181,9 @@ func (t *tables) put(r, old *Record) {
 }
 
 func (t *tables) remove(old *Record) {
-	t.tree(old.Header.Key.Kind).Delete(keyEntry(old))
-	t.uids.Delete(uidEntry(old))
+	k := old.Header.Key
+	t.tree(k.Kind).Delete(item{namespace: k.Namespace, name: k.Name})
+	t.uids.Delete(refOf(old.Header.UID, k))
 	t.other.uids = true
 	t.bytes -= recordBytes(old)
 	t.reindexOwners(nil, old)
@@ -170,21 +195,27 @@ func (t *tables) remove(old *Record) {
 }
 
 func (t *tables) reindexOwners(r, old *Record) {
+	if r != nil && old != nil && slices.EqualFunc(r.Header.Owners, old.Header.Owners, func(a, b Owner) bool { return a.UID == b.UID }) {
+		return
+	}
 	if old != nil {
 		for i := range old.Header.Owners {
-			t.owners.Delete(ownerEntry(old.Header.Owners[i].UID, old))
+			t.owners.Delete(refOf(old.Header.Owners[i].UID, old.Header.Key))
 			t.other.owners = true
 		}
 	}
 	if r != nil {
 		for i := range r.Header.Owners {
-			t.owners.Set(ownerEntry(r.Header.Owners[i].UID, r))
+			t.owners.Set(refOf(r.Header.Owners[i].UID, r.Header.Key))
 			t.other.owners = true
 		}
 	}
 }
 
 func (t *tables) reindexClaims(r, old *Record) {
+	if r != nil && old != nil && slices.Equal(r.Header.Claims, old.Header.Claims) {
+		return
+	}
 	if old != nil {
 		for _, c := range old.Header.Claims {
 			t.claims.Delete(claim{name: c})
@@ -208,19 +239,26 @@ func (t *tables) claimedByOther(r *Record) (string, bool) {
 }
 
 func (t *tables) reindexPod(r, old *Record) {
-	if old != nil && old.Header.NodeName != "" {
-		t.byNode.Delete(nodeEntry(old))
-		t.other.byNode = true
-		if counted(old) {
-			t.count(old, -1)
+	if r == nil || old == nil || r.Header.NodeName != old.Header.NodeName {
+		if old != nil && old.Header.NodeName != "" {
+			t.byNode.Delete(refOf(old.Header.NodeName, old.Header.Key))
+			t.other.byNode = true
+		}
+		if r != nil && r.Header.NodeName != "" {
+			t.byNode.Set(refOf(r.Header.NodeName, r.Header.Key))
+			t.other.byNode = true
 		}
 	}
-	if r != nil && r.Header.NodeName != "" {
-		t.byNode.Set(nodeEntry(r))
-		t.other.byNode = true
-		if counted(r) {
-			t.count(r, +1)
-		}
+	was, is := old != nil && counted(old), r != nil && counted(r)
+	if was && is && r.Header.NodeName == old.Header.NodeName &&
+		slices.Equal(r.Header.Requests, old.Header.Requests) && slices.Equal(r.Header.HostPorts, old.Header.HostPorts) {
+		return
+	}
+	if was {
+		t.count(old, -1)
+	}
+	if is {
+		t.count(r, +1)
 	}
 }
 
