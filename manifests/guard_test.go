@@ -30,3 +30,13 @@ func TestCheckNumbers(t *testing.T) {
 		t.Error("a body of no known kind passed")
 	}
 }
+
+// A page size is a quantity inside a resource's name.
+func TestHostilePageSize(t *testing.T) {
+	p := wasmPod(func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Limits["hugepages-1e-999999999"] = p.Spec.Containers[0].Resources.Limits["memory"]
+	})
+	if len(Validate(p)) == 0 {
+		t.Fatal("passed")
+	}
+}

@@ -165,7 +165,11 @@ func (p *problems) resources(at *field.Path, r *corev1.ResourceRequirements, nam
 // divisible says whether q is a positive multiple of the page size in the
 // resource's name.
 func divisible(name corev1.ResourceName, q resource.Quantity) bool {
-	page, err := resource.ParseQuantity(strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix))
+	size := strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix)
+	if hostileNumber(size) {
+		return false
+	}
+	page, err := resource.ParseQuantity(size)
 	if err != nil || page.Sign() <= 0 || page.MilliValue()%1000 != 0 || page.Value() == 0 {
 		return false
 	}
