@@ -438,9 +438,16 @@ func (l *stubLink) statusOf(uid string) corev1.PodStatus {
 	return l.status[uid]
 }
 
-type stubMachine struct{ f MachineFacts }
+type stubMachine struct {
+	mu sync.Mutex
+	f  MachineFacts
+}
 
-func (m *stubMachine) Facts() MachineFacts { return m.f }
+func (m *stubMachine) Facts() MachineFacts {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.f
+}
 
 // bed is a node on a stub machine.
 type bed struct {
@@ -465,7 +472,7 @@ func newBed(t *testing.T) *bed {
 	b.c = Config{
 		NodeName: "n1", MachineBoot: "boot-1", Link: b.link, Store: b.db,
 		Runtimes: map[string]workload.Runtime{wasmHandler: b.rt}, Network: b.net, Volumes: b.vols,
-		Machine: &stubMachine{MachineFacts{CPUMilli: 2000, Memory: 1 << 30, Storage: 1 << 33, Addresses: []string{"192.0.2.1"}}},
+		Machine: &stubMachine{f: MachineFacts{CPUMilli: 2000, Memory: 1 << 30, Storage: 1 << 33, Addresses: []string{"192.0.2.1"}}},
 		Clock:   clock.Func(func() time.Time { return time.Now().Add(b.offset) }),
 		Logger:  slog.New(slog.NewTextHandler(testWriter{t}, nil)), StateDir: t.TempDir(),
 		Jitter: func(d time.Duration) time.Duration { return d },
@@ -504,8 +511,13 @@ func (b *bed) stop() {
 	b.db.Reopen()
 }
 
-// after lets virtual time pass.
+// after lets virtual time pass. What the test read before happens before what
+// the stubs write then: that is what the locks say.
 func (b *bed) after(d time.Duration) {
+	for _, mu := range []*sync.Mutex{&b.rt.mu, &b.net.mu, &b.vols.mu, &b.link.mu} {
+		mu.Lock()
+		mu.Unlock() //nolint:staticcheck // an edge for the race detector, nothing to guard
+	}
 	time.Sleep(d)
 	synctest.Wait()
 }
