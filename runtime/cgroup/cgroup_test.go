@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -64,8 +65,17 @@ func newTree(t *testing.T) *Tree {
 	return tree
 }
 
+// started is a victim, waited for once.
+type started struct {
+	*exec.Cmd
+	once func() error
+}
+
+// Wait may be called again.
+func (s *started) Wait() error { return s.once() }
+
 // start puts a victim into a group and lets it go.
-func start(t *testing.T, g Group, what string) *exec.Cmd {
+func start(t *testing.T, g Group, what string) *started {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "victim", what)
 	in, err := cmd.StdinPipe()
@@ -75,9 +85,10 @@ func start(t *testing.T, g Group, what string) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	s := &started{cmd, sync.OnceValue(cmd.Wait)}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		_ = s.Wait()
 	})
 	if err := g.Add(cmd.Process.Pid); err != nil {
 		t.Fatal(err)
@@ -85,7 +96,7 @@ func start(t *testing.T, g Group, what string) *exec.Cmd {
 	if _, err := in.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	return cmd
+	return s
 }
 
 func create(t *testing.T, tree *Tree, path string, l Limits) Group {
