@@ -69,12 +69,12 @@ func addServices(m map[reflect.Type]*printer) {
 		nameColumn(), column("Type", spec["type"]), column("Cluster-IP", spec["clusterIP"]),
 		column("External-IP", spec["externalIPs"]), column("Port(s)", spec["ports"]), ageColumn(), wide(column("Selector", spec["selector"])),
 	}, func(o *corev1.Service, now time.Time) []any {
-		ip := o.Spec.ClusterIP
+		ip := orNone(o.Spec.ClusterIP)
 		if len(o.Spec.ClusterIPs) > 0 {
 			ip = o.Spec.ClusterIPs[0]
 		}
 		return []any{
-			o.Name, string(o.Spec.Type), orNone(ip), externalIP(o), servicePorts(o.Spec.Ports),
+			o.Name, string(o.Spec.Type), ip, externalIP(o), servicePorts(o.Spec.Ports),
 			age(o.CreationTimestamp, now), labels.FormatLabels(o.Spec.Selector),
 		}
 	})
@@ -112,7 +112,10 @@ func firstThree(list []string, empty string) string {
 	case len(list) == 0:
 		return empty
 	case len(list) <= most:
-		return strings.Join(list, ",")
+		if s := strings.Join(list, ","); s != "" {
+			return s
+		}
+		return empty
 	}
 	return strings.Join(list[:most], ",") + fmt.Sprintf(" + %d more...", len(list)-most)
 }
@@ -135,7 +138,7 @@ func endpoints(o *corev1.Endpoints) string { //nolint:staticcheck // old clients
 			}
 		}
 	}
-	return firstThree(list, none)
+	return firstThree(list, "")
 }
 
 func externalIP(o *corev1.Service) string {

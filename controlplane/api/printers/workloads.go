@@ -100,7 +100,10 @@ func addWorkloads(m map[reflect.Type]*printer) {
 		controller := none
 		if ref := metav1.GetControllerOf(o); ref != nil {
 			gk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind()
-			controller = strings.ToLower(gk.String()) + "/" + ref.Name
+			controller = ref.Name
+			if !gk.Empty() {
+				controller = strings.ToLower(gk.String()) + "/" + ref.Name
+			}
 		}
 		return []any{o.Name, controller, o.Revision, age(o.CreationTimestamp, now)}
 	})
