@@ -21,7 +21,7 @@ import (
 
 var (
 	// errMoved says that an object is no longer what the decision was about.
-	errMoved = errors.New("changed meanwhile")
+	errMoved = loop.ErrMoved
 	// errNamespaceEnds ends a round without complaint.
 	errNamespaceEnds = errors.New("the namespace is being deleted")
 )

@@ -105,6 +105,10 @@ func (e *TerminalError) Error() string { return e.Err.Error() }
 // Unwrap gives the cause.
 func (e *TerminalError) Unwrap() error { return e.Err }
 
+// ErrMoved says that an object is no longer what a decision was about: a lost
+// race, which the next try sees.
+var ErrMoved = errors.New("changed meanwhile")
+
 // Terminal marks an error that trying again cannot help.
 func Terminal(err error) error {
 	if err == nil {
@@ -138,7 +142,7 @@ func (c *Controller) step(ctx context.Context, key state.Key, m *Metrics, log *s
 		outcome = outcomeError
 		d := c.queue.AddFailed(key)
 		level := slog.LevelWarn
-		if apierrors.IsConflict(err) {
+		if apierrors.IsConflict(err) || errors.Is(err, ErrMoved) {
 			level = slog.LevelDebug // a lost race is normal flow
 		}
 		log.Log(ctx, level, "reconcile failed", "controller", c.Name, "key", KeyString(key), "retry_in", d, "error", err)

@@ -12,7 +12,6 @@ package nodelifecycle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -224,7 +223,7 @@ func (c *controller) setTaints(ctx context.Context, node *corev1.Node, v verdict
 	return node, nil
 }
 
-var errMoved = errors.New("another object has the name by now")
+var errMoved = loop.ErrMoved
 
 func (c *controller) update(ctx context.Context, node *corev1.Node, sub registry.Subresource, change func(*corev1.Node)) (*corev1.Node, error) {
 	obj, err := c.env.Store.Update(ctx, nodeGK, "", node.Name, sub, func(cur runtime.Object) (runtime.Object, error) {

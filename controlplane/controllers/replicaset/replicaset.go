@@ -198,7 +198,7 @@ func active(r *state.Record) bool {
 }
 
 // errMoved says that the pod is no longer what the decision was about.
-var errMoved = errors.New("changed meanwhile")
+var errMoved = loop.ErrMoved
 
 func (c *controller) setController(ctx context.Context, s set, r *state.Record, adopt bool) error {
 	uid := s.meta.GetUID()
