@@ -122,11 +122,16 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 			err = errors.Join(err, s.raft.Close())
 		}
 	}()
+	sealer, err := loadSealer(filepath.Join(pkiDir, "seal.key"))
+	if err != nil {
+		return nil, err
+	}
 	s.soft = state.NewSoft(0, state.SoftOptions{})
 	s.store, err = registry.New(registry.Config{
 		Durable: s.raft.State(), Proposer: s.raft, Soft: s.soft, SoftProposer: registry.LocalSoft(s.soft, s.raft),
 		Admission: plugins.Default(plugins.Config{UnreachableSeconds: &cfg.UnreachableSeconds}),
 		Clock:     cfg.Clock, Log: cfg.Log.With("part", "registry"), ServiceCIDRs: cfg.ServiceCIDRs,
+		Sealer: sealer,
 	})
 	if err != nil {
 		return nil, err
@@ -335,6 +340,37 @@ func loadOrCreateKey(path string) (*ecdsa.PrivateKey, error) {
 		return nil, fmt.Errorf("encode key: %w", err)
 	}
 	return k, atomicfile.WriteRaw(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
+}
+
+// loadSealer reads or makes the key that seals Secrets. It lies beside the
+// state and never passes through Raft, so that log, snapshots and backups
+// hold no Secret in clear. It is kept twice: without it the Secrets are lost.
+func loadSealer(path string) (*registry.Sealer, error) {
+	var key []byte
+	good := 0
+	copies := []string{path, path + ".copy"}
+	for _, p := range copies {
+		b, err := atomicfile.Read(p)
+		switch {
+		case err == nil && len(b) == registry.SealKeySize:
+			key = b
+			good++
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, atomicfile.ErrCorrupt):
+			return nil, fmt.Errorf("seal key: %w", err)
+		}
+	}
+	if key == nil {
+		key = make([]byte, registry.SealKeySize)
+		if _, err := rand.Read(key); err != nil {
+			return nil, fmt.Errorf("random: %w", err)
+		}
+	}
+	for i := 0; good < len(copies) && i < len(copies); i++ {
+		if err := atomicfile.Write(copies[i], key, 0o600); err != nil {
+			return nil, fmt.Errorf("seal key: %w", err)
+		}
+	}
+	return registry.NewSealer(key)
 }
 
 // loadIdentity reads or makes the ids of this server and of a new cluster.

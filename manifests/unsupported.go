@@ -33,7 +33,6 @@ func Unsupported(obj runtime.Object) (warnings []string, refused field.ErrorList
 	case *appsv1.Deployment:
 		w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
 	case *corev1.ReplicationController:
-		w.warn(specPath, "ReplicationControllers are stored, but no controller acts on them; use a Deployment")
 		if o.Spec.Template != nil {
 			w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
 		}
@@ -41,10 +40,6 @@ func Unsupported(obj runtime.Object) (warnings []string, refused field.ErrorList
 		w.walk(specPath, reflect.ValueOf(o.Spec), "", serviceFields())
 	case *corev1.ServiceAccount:
 		w.walk(nil, reflect.ValueOf(*o), "", serviceAccountFields())
-	case *corev1.ResourceQuota:
-		w.warn(specPath, "quotas are stored but not enforced")
-	case *corev1.LimitRange:
-		w.warn(specPath, "limit ranges are stored but not enforced")
 	case *coordinationv1.Lease:
 		w.walk(specPath, reflect.ValueOf(o.Spec), "", leaseFields())
 	case *corev1.Node:
@@ -197,7 +192,7 @@ var podFields = sync.OnceValue(func() fieldTable {
 	t := fieldTable{
 		"containers": implemented, "initContainers": implemented, // walked apart
 		"ephemeralContainers":          {refuse: true, why: "ephemeral containers are not implemented: a Wasm guest has no shell to join"},
-		"automountServiceAccountToken": {why: "no token is mounted: service account tokens are not issued", unless: is("false")},
+		"automountServiceAccountToken": implemented,
 		"hostPID":                      {refuse: true, why: "the host's processes are never shown to a pod"},
 		"hostIPC":                      {refuse: true, why: "the host's IPC is never shared with a pod"},
 		"hostUsers":                    {refuse: true, why: "user namespaces are not implemented", unless: is("true")},
@@ -268,7 +263,7 @@ func volumeFieldsOf(t fieldTable) {
 		unless: func(_ reflect.Value, w *walker) bool { return w.inMemory }}
 	t["volumes.projected.sources"] = verdict{descend: true}
 	below(t, "volumes.projected.sources.", "secret", "configMap", "downwardAPI")
-	t["volumes.projected.sources.serviceAccountToken"] = verdict{why: "service account tokens are not issued, the file is missing"}
+	t["volumes.projected.sources.serviceAccountToken"] = implemented
 	t["volumes.projected.sources.clusterTrustBundle"] = verdict{refuse: true, why: "cluster trust bundles are not implemented"}
 	t["volumes.projected.sources.podCertificate"] = verdict{refuse: true, why: "pod certificates are not implemented"}
 }
@@ -368,7 +363,7 @@ var serviceAccountFields = sync.OnceValue(func() fieldTable {
 		"kind": implemented, "apiVersion": implemented, "metadata": implemented,
 		"secrets":                      {why: "not implemented, ignored"},
 		"imagePullSecrets":             {why: "not implemented, images are fetched without credentials"},
-		"automountServiceAccountToken": {why: "no token is mounted: service account tokens are not issued", unless: is("false")},
+		"automountServiceAccountToken": implemented,
 	}
 })
 

@@ -18,7 +18,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/manifests"
 )
+
+// readBody reads the body and refuses numbers that no decoder may be given
+// (see manifests.CheckNumbers).
+func readBody(rq *request) ([]byte, error) {
+	body, err := io.ReadAll(rq.Body)
+	if err != nil {
+		return nil, err
+	}
+	if err := manifests.CheckNumbers(body, rq.kind); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return body, nil
+}
 
 // decodeBody reads a typed object from the body. directive is
 // fieldValidation: Strict, Warn (also "") or Ignore.
@@ -27,7 +41,7 @@ func (s *Server) decodeBody(rq *request, gvk schema.GroupVersionKind, into runti
 	if err != nil {
 		return nil, err
 	}
-	body, err := io.ReadAll(rq.Body)
+	body, err := readBody(rq)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"io"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -156,7 +155,7 @@ func (s *Server) rawBody(rq *request) (runtime.SerializerInfo, []byte, error) {
 	if err != nil {
 		return info, nil, err
 	}
-	body, err := io.ReadAll(rq.Body)
+	body, err := readBody(rq)
 	if err != nil {
 		return info, nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
@@ -96,7 +95,7 @@ func (s *Server) parsePatch(rq *request, sub registry.Subresource) (*patch, erro
 	}
 	p.mgr = manager(rq.Request, p.opts.FieldManager)
 	var err error
-	if p.body, err = io.ReadAll(rq.Body); err != nil {
+	if p.body, err = readBody(rq); err != nil {
 		return nil, err
 	}
 	return p, nil
