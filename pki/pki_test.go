@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +15,8 @@ import (
 
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
+
+	"github.com/dunlin-project/dunlin/wire/memnet"
 )
 
 type wall struct {
@@ -212,7 +213,7 @@ func TestHandshakes(t *testing.T) {
 }
 
 func shake(s, c *tls.Config) (tls.ConnectionState, error) {
-	a, b := net.Pipe()
+	a, b := memnet.Pipe("server", "client") // buffered: alerts must not wait for their reader
 	defer func() { _ = a.Close(); _ = b.Close() }()
 	errs := make(chan error, 1)
 	go func() {
