@@ -148,6 +148,11 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s.comps = s.components()
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(newPlaneMetrics(s.raft, s.nodes.Leases())); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
 	if cfg.AdminKubeconfig != "" && len(cfg.Advertise) > 0 {
 		if err := s.ca.WriteAdminKubeconfig(cfg.AdminKubeconfig, "https://"+cfg.Advertise[0]); err != nil {
 			return nil, err
@@ -219,21 +224,20 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 }
 
 func (s *Server) components() []leader.Component {
-	list := []leader.Component{{Name: "events", Run: func(ctx context.Context, term uint64) error {
+	// What is soft is this leader's own: it begins empty in every term.
+	list := []leader.Component{{Name: "soft", Run: func(ctx context.Context, term uint64) error {
 		s.soft.Reset(term)
-		return s.sink.Run(ctx)
+		<-ctx.Done()
+		return nil
 	}}}
 	service := netip.MustParsePrefix("10.43.0.0/16")
 	if len(s.cfg.ServiceCIDRs) > 0 {
 		service = s.cfg.ServiceCIDRs[0]
 	}
-	for _, c := range controllers.All(controllers.Config{
+	return append(list, controllers.All(controllers.Config{
 		Store: s.store, Leases: s.nodes.Leases(), LeaderZone: s.cfg.Zone, ServiceCIDR: service, Servers: s.addresses,
 		CAPEM: s.ca.PEM(), Events: s.sink, Clock: s.cfg.Clock, Log: s.log, Metrics: s.cfg.Metrics,
-	}) {
-		list = append(list, leader.Component{Name: c.Name, Run: c.Run})
-	}
-	return list
+	})...)
 }
 
 // Run serves until ctx ends, then stops everything and closes the state.
