@@ -224,12 +224,17 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 }
 
 func (s *Server) components() []leader.Component {
-	// What is soft is this leader's own: it begins empty in every term.
-	list := []leader.Component{{Name: "soft", Run: func(ctx context.Context, term uint64) error {
-		s.soft.Reset(term)
-		<-ctx.Done()
-		return nil
-	}}}
+	// What is soft is this leader's own: it begins empty in every term, and
+	// nothing that writes to it starts before that.
+	list := []leader.Component{{
+		Name: "soft",
+		Run:  func(ctx context.Context, _ uint64) error { <-ctx.Done(); return nil },
+		Ready: func(context.Context) error {
+			term, _ := s.raft.Leadership()
+			s.soft.Reset(term)
+			return nil
+		},
+	}}
 	service := netip.MustParsePrefix("10.43.0.0/16")
 	if len(s.cfg.ServiceCIDRs) > 0 {
 		service = s.cfg.ServiceCIDRs[0]
