@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/endpoints"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/wire"
@@ -509,6 +510,7 @@ func strip(obj runtime.Object) runtime.Object {
 	case *corev1.Pod:
 		o.ResourceVersion = ""
 		o.Status = foreignStatus(&o.Status)
+		delete(o.Annotations, endpoints.PortsAnnotation)
 	case *corev1.Node:
 		o.ResourceVersion = ""
 		o.Status = corev1.NodeStatus{}

@@ -213,3 +213,15 @@ func TestPodTokens(t *testing.T) {
 		}
 	}
 }
+
+func TestPortsText(t *testing.T) {
+	got, err := portsText(map[int32]int32{9090: 30001, 8080: 30000})
+	if err != nil || got != `{"8080":30000,"9090":30001}` {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for _, bad := range []map[int32]int32{{0: 1}, {80: 0}, {80: 70000}, {-1: 80}} {
+		if _, err := portsText(bad); err == nil {
+			t.Fatalf("%v is taken", bad)
+		}
+	}
+}

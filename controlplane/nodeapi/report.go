@@ -2,6 +2,7 @@ package nodeapi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/dunlin-project/dunlin/controlplane/controllers/endpoints"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -138,6 +140,12 @@ func (s *Server) podNews(ctx context.Context, sess *session, p *wire.PodReport) 
 			return s.outcome(p, "mirror pod not made", err)
 		}
 	}
+	if len(p.Ports) > 0 {
+		// Before the status: once the pod is Ready its endpoints must be right.
+		if err := s.writePorts(ctx, sess, p, uid); err != nil {
+			return s.outcome(p, "pod ports not written", err)
+		}
+	}
 	if status != nil {
 		if err := s.writeStatus(ctx, sess, p, uid, status); err != nil {
 			return s.outcome(p, "pod status not written", err)
@@ -186,6 +194,47 @@ func (s *Server) writeStatus(ctx context.Context, sess *session, p *wire.PodRepo
 		return pod, nil
 	}, registry.WriteOptions{})
 	return err
+}
+
+// writePorts says in the pod's annotation where its ports really are, on a
+// node without a pod network. The annotation is the node's.
+func (s *Server) writePorts(ctx context.Context, sess *session, p *wire.PodReport, uid types.UID) error {
+	text, err := portsText(p.Ports)
+	if err != nil {
+		return err
+	}
+	if o, err := s.cfg.Store.Get(podGK, p.Namespace, p.Name); err == nil {
+		if pod, ok := o.(*corev1.Pod); ok && pod.UID == uid && pod.Annotations[endpoints.PortsAnnotation] == text {
+			return nil
+		}
+	}
+	_, err = s.cfg.Store.Update(ctx, podGK, p.Namespace, p.Name, registry.Main, func(o runtime.Object) (runtime.Object, error) {
+		pod, ok := o.(*corev1.Pod)
+		if !ok || pod.UID != uid || pod.Spec.NodeName != sess.node {
+			return nil, errNotOurs
+		}
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
+		}
+		pod.Annotations[endpoints.PortsAnnotation] = text
+		return pod, nil
+	}, registry.WriteOptions{})
+	return err
+}
+
+// portsText is a JSON object from containerPort to the real port, by the
+// order of encoding/json, so that equal maps are equal text.
+func portsText(ports map[int32]int32) (string, error) {
+	for from, to := range ports {
+		if from < 1 || from > 65535 || to < 1 || to > 65535 {
+			return "", fmt.Errorf("nodeapi: port %d at %d: not a port", from, to)
+		}
+	}
+	b, err := json.Marshal(ports)
+	if err != nil {
+		return "", fmt.Errorf("nodeapi: ports: %w", err)
+	}
+	return string(b), nil
 }
 
 // nodeOwnsCondition says which conditions of a pod are the node's verdict.
