@@ -65,9 +65,9 @@ func plan(svc *corev1.Service, have []*discoveryv1.EndpointSlice, want map[disco
 
 // fill spreads the endpoints of one family and port set over its slices.
 func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []candidate, taken map[string]bool, out *changes) {
-	todo := make(map[types.UID]candidate, len(want))
+	pending := make(map[types.UID]candidate, len(want))
 	for _, c := range want {
-		todo[c.endpoint.TargetRef.UID] = c
+		pending[c.endpoint.TargetRef.UID] = c
 	}
 	lists := make([][]discoveryv1.Endpoint, len(have))
 	for i, s := range have {
@@ -76,9 +76,9 @@ func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discovery
 			if ref == nil {
 				continue
 			}
-			if c, ok := todo[ref.UID]; ok {
+			if c, ok := pending[ref.UID]; ok {
 				lists[i] = append(lists[i], c.endpoint)
-				delete(todo, ref.UID)
+				delete(pending, ref.UID)
 			}
 		}
 	}
@@ -87,7 +87,7 @@ func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discovery
 		ports = want[0].ports.ports
 	}
 	for _, c := range want { // in the caller's order, for a stable outcome
-		if _, new := todo[c.endpoint.TargetRef.UID]; !new {
+		if _, new := pending[c.endpoint.TargetRef.UID]; !new {
 			continue
 		}
 		i := slices.IndexFunc(lists, func(l []discoveryv1.Endpoint) bool { return len(l) < maxPerSlice })

@@ -227,7 +227,7 @@ func (c *controller) orphan(ctx context.Context, snap state.Snapshot, r *state.R
 // foreground deletes the dependents, and lets the owner go when none that
 // blocks it is left.
 func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *state.Record) (time.Duration, error) {
-	var todo []*state.Record
+	var pending []*state.Record
 	blocking := 0
 	example := ""
 	snap.ByOwner(r.Header.UID, func(d *state.Record) bool {
@@ -239,18 +239,18 @@ func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *sta
 			}
 		}
 		if d.Header.Deleted == 0 {
-			todo = append(todo, d)
+			pending = append(pending, d)
 		}
 		return true
 	})
-	err := loop.Parallel(ctx, len(todo), func(ctx context.Context, i int) error { return c.judge(ctx, snap, todo[i]) })
+	err := loop.Parallel(ctx, len(pending), func(ctx context.Context, i int) error { return c.judge(ctx, snap, pending[i]) })
 	if err != nil {
 		return 0, err
 	}
 	if blocking == 0 {
 		return 0, c.dropFinalizer(ctx, r, metav1.FinalizerDeleteDependents)
 	}
-	if len(todo) > 0 {
+	if len(pending) > 0 {
 		return time.Second, nil // look again at what that left
 	}
 	return c.complain(r, fmt.Sprintf("%d dependents that block it, among them %s", blocking, example)), nil
@@ -260,17 +260,17 @@ func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *sta
 // owner and a dependent that wait for each other would wait for ever.
 func owns(snap state.Snapshot, above, below *state.Record) bool {
 	seen := map[string]bool{}
-	todo := []*state.Record{below}
-	for len(todo) > 0 {
-		r := todo[0]
-		todo = todo[1:]
+	pending := []*state.Record{below}
+	for len(pending) > 0 {
+		r := pending[0]
+		pending = pending[1:]
 		for _, o := range r.Header.Owners {
 			if o.UID == above.Header.UID {
 				return true
 			}
 			if owner, ok := snap.ByUID(o.UID); ok && !seen[o.UID] {
 				seen[o.UID] = true
-				todo = append(todo, owner)
+				pending = append(pending, owner)
 			}
 		}
 	}
