@@ -217,7 +217,7 @@ func startAgent(t *testing.T, c *cluster.Cluster, name string, in *site) *agent 
 	if out, err := exec.Command(cluster.Binary(t), append([]string{"import", "sleep.wasm", cluster.Module(t, "sleep")}, dirs[:4]...)...).CombinedOutput(); err != nil {
 		t.Fatalf("import: %v: %s", err, out)
 	}
-	args := append([]string{cluster.Binary(t), "agent", "--node-name", name, "--join", strings.TrimSpace(c.Run("token", "create"))}, dirs...)
+	args := append([]string{cluster.Binary(t), "agent", "--node-name", name, "--gossip-port", "0", "--join", strings.TrimSpace(c.Run("token", "create"))}, dirs...)
 	if in != nil {
 		args = append([]string{"ip", "netns", "exec", in.name}, args...)
 	}

@@ -56,7 +56,7 @@ Stopping the agent does not stop its workloads.`,
 			if used != "" {
 				_ = os.Remove(used) // single-use: nothing to keep
 			}
-			p, err := newNode(o, id, log)
+			p, err := newNode(o, id, o.keeper(log), log)
 			if err != nil {
 				return err
 			}
@@ -111,6 +111,7 @@ func (p *nodeProcess) serveSocket(ctx context.Context) error {
 		_ = json.NewEncoder(w).Encode(map[string]any{
 			"connected": p.link.Connected(), "generation": p.agent.Generation(), "epoch": p.agent.Epoch(),
 			"bytesIn": in, "bytesOut": out, "servers": p.agent.Servers(),
+			"gossip": p.gossipStatus(),
 		})
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: shutdownGrace}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/dunlin-project/dunlin/gossip"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/internal/version"
 	"github.com/dunlin-project/dunlin/node"
@@ -42,6 +43,7 @@ type nodeOptions struct {
 	cgroup  string
 	maxPods int
 	labels  map[string]string
+	gossip  uint16
 }
 
 func (o *nodeOptions) add(c *cobra.Command) {
@@ -54,6 +56,7 @@ func (o *nodeOptions) add(c *cobra.Command) {
 	f.StringVar(&o.address, "node-address", "", "address of this node (default: the one that routes to the server)")
 	f.StringVar(&o.netns, "netns", "dunlin", "name of the network namespace that holds pod addresses (several agents on one machine need several)")
 	f.StringVar(&o.cgroup, "cgroup", "", "name of the root control group (default: as --netns)")
+	f.Uint16Var(&o.gossip, "gossip-port", gossip.Port, "port of gossip inside the site, UDP and TCP; 0 picks one (several agents on one machine)")
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
 	f.StringToStringVar(&o.labels, "node-labels", nil, "labels that the node registers with: key=value,...")
 }
@@ -136,12 +139,15 @@ type nodeProcess struct {
 	runtime *wasm.Runtime
 	agent   *node.Agent
 	link    *link.Link
+	id      *pki.NodeIdentity
+	gossip  *gossip.Keeper
+	floor   *clock.Floor
 }
 
 // newNode builds the agent. The identity must have joined, once; after that
 // no server and no network is needed.
-func newNode(o nodeOptions, id *pki.NodeIdentity, log *slog.Logger) (_ *nodeProcess, err error) {
-	p := &nodeProcess{o: o, log: log}
+func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Logger) (_ *nodeProcess, err error) {
+	p := &nodeProcess{o: o, log: log, id: id, gossip: k}
 	if err := os.MkdirAll(filepath.Join(o.state, "node"), 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
@@ -153,6 +159,9 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, log *slog.Logger) (_ *nodeProc
 			p.close()
 		}
 	}()
+	if p.floor, err = clock.OpenFloor(clock.System, filepath.Join(o.state, "node", "time-floor")); err != nil {
+		return nil, err
+	}
 	net, err := p.network()
 	if err != nil {
 		return nil, err
@@ -173,7 +182,8 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, log *slog.Logger) (_ *nodeProc
 	streams := &lateStreams{}
 	grant := id.Grant()
 	p.link, err = link.New(link.Config{
-		Identity: id, BootID: boot, Version: version.Version, Log: log.With("part", "link"), Streams: streams, Clock: clock.System,
+		Identity: id, BootID: boot, Version: version.Version, Log: log.With("part", "link"), Streams: streams, Clock: p.floor,
+		Time: p.timeHint, Datagram: p.datagram,
 		Generation: func() uint64 {
 			if p.agent == nil {
 				return 0
@@ -203,12 +213,14 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, log *slog.Logger) (_ *nodeProc
 			}
 			return "NoMemoryCgroup", strings.TrimSpace(facts.Reason + " " + facts.MemoryReason)
 		}},
-		Clock: clock.System, Logger: log.With("part", "node"), StateDir: filepath.Join(o.state, "node"), MaxPods: o.maxPods, Labels: o.labels,
+		Clock: p.floor, Logger: log.With("part", "node"), StateDir: filepath.Join(o.state, "node"), MaxPods: o.maxPods, Labels: o.labels,
+		Annotations: p.annotations,
 	})
 	if err != nil {
 		return nil, err
 	}
 	streams.StreamServer = p.agent
+	p.gossips()
 	return p, nil
 }
 
@@ -227,6 +239,8 @@ func (p *nodeProcess) run(ctx context.Context) error {
 	g.Go(func() error { return p.agent.Run(ctx) })
 	g.Go(func() error { return p.link.Run(ctx) })
 	g.Go(func() error { return p.serveSocket(ctx) })
+	g.Go(func() error { return p.runGossip(ctx) })
+	g.Go(func() error { return p.keepFloor(ctx) })
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
 		return nil

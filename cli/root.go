@@ -117,7 +117,7 @@ kubectl, Helm and client-go programs work too:
 			root.AddCommand(c)
 		}
 	}
-	add("cluster", a.serverCmd(), a.agentCmd(), a.tokenCmd(), a.kubeconfigCmd())
+	add("cluster", a.serverCmd(), a.agentCmd(), a.tokenCmd(), a.nodeCmd(), a.kubeconfigCmd())
 	add("work", a.getCmd(), a.describeCmd(), a.applyCmd(), a.deleteCmd(), a.logsCmd(), a.scaleCmd(), a.rolloutCmd(), a.eventsCmd())
 	add("machine", a.runCmd(), a.importCmd(), a.preflightCmd(), a.installCmd(), a.uninstallCmd(), a.versionCmd())
 	return root

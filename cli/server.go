@@ -101,6 +101,7 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 	if err != nil {
 		return err
 	}
+	cfg.Gossip = o.keeper(log)
 	s, err := controlplane.New(ctx, cfg)
 	if err != nil {
 		return err
@@ -108,7 +109,9 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 	log.Info("server is starting", "cluster", s.ClusterID(), "address", cfg.Advertise[0], "version", version.Version, "kubeconfig", cfg.AdminKubeconfig)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Run(ctx) })
-	if !o.noNode {
+	if o.noNode {
+		g.Go(func() error { return s.RunGossip(ctx) })
+	} else {
 		g.Go(func() error { return o.node(ctx, s, cfg, log) })
 	}
 	return g.Wait()
@@ -141,7 +144,7 @@ func (o serverOptions) node(ctx context.Context, s *controlplane.Server, cfg con
 	if err != nil {
 		return ignoreCanceled(err)
 	}
-	p, err := newNode(o.nodeOptions, id, log)
+	p, err := newNode(o.nodeOptions, id, cfg.Gossip, log)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/pprof"
 	"time"
@@ -14,6 +15,20 @@ import (
 
 // TokensPath is where an administrator makes join tokens.
 const TokensPath = "/dunlin.dev/v1/join-tokens" //nolint:gosec // a path
+
+// RevokePath is where an administrator revokes a node.
+const RevokePath = "/dunlin.dev/v1/revoke-node"
+
+// RevokeRequest names the node.
+type RevokeRequest struct {
+	Node string `json:"node"`
+}
+
+// RevokeReply says what the node held: it is known to whoever took it.
+type RevokeReply struct {
+	Node    string   `json:"node"`
+	Secrets []string `json:"secrets"` // namespace/name
+}
 
 // TokenRequest asks for a join token.
 type TokenRequest struct {
@@ -32,6 +47,7 @@ type TokenReply struct {
 func (s *Server) extra() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+TokensPath, s.createToken)
+	mux.HandleFunc("POST "+RevokePath, s.revokeNode)
 	if s.cfg.Metrics != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(s.cfg.Metrics, promhttp.HandlerOpts{}))
 	}
@@ -64,6 +80,33 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)
 	_ = json.NewEncoder(w).Encode(TokenReply{Line: line.String(), Expires: s.cfg.Clock.Now().Add(o.TTL)})
+}
+
+func (s *Server) revokeNode(w http.ResponseWriter, r *http.Request) {
+	var req RevokeRequest
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&req); err != nil || req.Node == "" {
+		writeStatus(w, apierrors.NewBadRequest(`revoke: want {"node": NAME}`))
+		return
+	}
+	// Before: the node's pods move away once it is cut off.
+	secrets, err := s.nodes.SecretsOn(req.Node)
+	if err == nil {
+		err = s.nodes.Revoke(r.Context(), req.Node)
+	}
+	var st *apierrors.StatusError
+	switch {
+	case errors.As(err, &st):
+		writeStatus(w, st)
+		return
+	case err != nil:
+		writeStatus(w, apierrors.NewInternalError(err))
+		return
+	}
+	s.log.Warn("node revoked", "node", req.Node, "secrets", len(secrets))
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(RevokeReply{Node: req.Node, Secrets: secrets})
 }
 
 func writeStatus(w http.ResponseWriter, e *apierrors.StatusError) {

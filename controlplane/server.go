@@ -40,6 +40,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/gossip"
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/pki"
@@ -72,6 +73,10 @@ type Config struct {
 	Zone               string
 	Pprof              bool
 
+	// Gossip is this process's part in the pool of its site; nil is none. Who
+	// runs it gives it its identity: the node's, where one shares the process.
+	Gossip *gossip.Keeper
+
 	Version string
 	Clock   clock.Clock
 	Log     *slog.Logger
@@ -92,6 +97,8 @@ type Server struct {
 	port  *listener.Listener
 	http  *http.Server
 	comps []leader.Component
+	guard *clock.Guard
+	fence fence
 }
 
 // identity is what names this server for ever.
@@ -99,7 +106,7 @@ type identity struct{ server, cluster string }
 
 // New opens the state and builds everything; nothing is served before Run.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
-	s := &Server{cfg: cfg, log: cfg.Log}
+	s := &Server{cfg: cfg, log: cfg.Log, guard: clock.NewGuard(cfg.Clock, nil)}
 	pkiDir := filepath.Join(cfg.StateDir, "pki")
 	if err := os.MkdirAll(pkiDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
@@ -162,11 +169,14 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 }
 
 func (s *Server) buildNodes(issuer *auth.Issuer) (err error) {
-	s.nodes, err = nodeapi.New(nodeapi.Config{
-		Store: s.store, Leadership: s.raft, CA: s.ca, ClusterID: s.ca.ClusterID(), Epoch: 1, Version: s.cfg.Version,
+	nc := nodeapi.Config{
+		Store: s.store, Leadership: s.raft, CA: s.ca, ClusterID: s.ca.ClusterID(), Epoch: epoch, Version: s.cfg.Version,
 		Servers: func() []string { return s.cfg.Advertise }, Tokens: issuer, Events: s.sink,
 		PodCIDRs: s.cfg.PodCIDRs, Clock: s.cfg.Clock, Log: s.log.With("part", "nodeapi"),
-	})
+		ClockOK: s.guard.Check, HigherEpoch: s.higherEpoch,
+	}
+	s.gossips(&nc)
+	s.nodes, err = nodeapi.New(nc)
 	if err != nil {
 		return err
 	}
@@ -176,7 +186,7 @@ func (s *Server) buildNodes(issuer *auth.Issuer) (err error) {
 	}
 	s.port, err = listener.New(listener.Config{
 		Listener: s.cfg.Listener, GetCertificate: serving.GetCertificate, Handlers: s.nodes.Handlers(), Log: s.log.With("part", "listener"),
-		Verifier: &pki.Verifier{Roots: []*x509.Certificate{s.ca.Cert}, Clock: s.cfg.Clock},
+		Verifier: &pki.Verifier{Roots: []*x509.Certificate{s.ca.Cert}, Clock: s.cfg.Clock, Revoked: s.nodes.Revoked},
 	})
 	return err
 }
@@ -206,7 +216,7 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 	rev := reviews.All(reviews.Config{Authorizer: authz, Tokens: auth.UnionTokens(tokens...), Issuer: issuer, Objects: s.store, Clock: s.cfg.Clock})
 	s.api, err = api.New(api.Config{
 		Registry: s.store, Proposer: s.raft,
-		Authenticator: auth.Union(auth.ClientCertificates(s.cfg.Clock), auth.BearerTokens(tokens...), auth.Anonymous()),
+		Authenticator: auth.Union(s.certificates(), auth.BearerTokens(tokens...), auth.Anonymous()),
 		Authorizer:    authz, Discovery: disco, OpenAPI: open, Schemas: openapi.Schemas, Reviews: rev, Logs: s.nodes,
 		Ready: s.ready, Extra: s.extra(), Metrics: s.cfg.Metrics, Clock: s.cfg.Clock, Log: s.log.With("part", "api"),
 	})
@@ -221,6 +231,21 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	return nil
+}
+
+// certificates authenticates by client certificate. Revocation counts for
+// connections that are open already, too.
+func (s *Server) certificates() auth.Authenticator {
+	inner := auth.ClientCertificates(s.cfg.Clock)
+	return auth.AuthenticatorFunc(func(r *http.Request) (*auth.User, bool, error) {
+		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+			c := r.TLS.PeerCertificates[0]
+			if s.nodes.Revoked(pki.UIDOf(c), c.SerialNumber.String()) {
+				return nil, false, fmt.Errorf("%w: %s", pki.ErrRevoked, c.Subject.CommonName)
+			}
+		}
+		return inner.Authenticate(r)
+	})
 }
 
 func (s *Server) components() []leader.Component {
@@ -250,6 +275,7 @@ func (s *Server) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.port.Run(ctx) })
 	g.Go(func() error { return s.nodes.Run(ctx) })
+	g.Go(func() error { return s.watchClock(ctx) })
 	g.Go(func() error { return leader.Run(ctx, s.raft, s.log.With("part", "leader"), s.comps...) })
 	g.Go(func() error {
 		if err := s.http.Serve(s.port.HTTP()); !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {

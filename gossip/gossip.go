@@ -12,6 +12,8 @@ package gossip
 import (
 	"context"
 	"crypto/ecdsa"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -98,12 +100,12 @@ type Pool struct {
 
 // Label is what keeps pools apart: packets of another cluster, site or
 // recovery epoch are dropped before they are decrypted.
+//
+// It travels in every packet in clear, so it is a short hash: it need not be
+// secret or hard to forge, the keyring is what protects a pool.
 func Label(cluster, site string, epoch uint64) string {
-	l := fmt.Sprintf("%s/%s/%d", cluster, site, epoch)
-	if len(l) > memberlist.LabelMaxSize {
-		l = l[len(l)-memberlist.LabelMaxSize:]
-	}
-	return l
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", cluster, site, epoch))
+	return base64.RawURLEncoding.EncodeToString(sum[:6])
 }
 
 // New starts listening and joins in the background.
@@ -181,9 +183,14 @@ func config(c Config, name string) *memberlist.Config {
 	m.HandoffQueueDepth = 4096
 	m.DeadNodeReclaimTime = 0 // names are never reclaimed: every start has its own
 	m.ProbeTimeout = time.Second
-	m.ProbeInterval = 2 * time.Second // leases decide; this only informs
-	m.EnableCompression = false       // costs more CPU than it saves in packets this small
-	m.DNSConfigPath = "/dev/null"     // seeds are addresses
+	// Leases decide; this only informs, and an idle node has 200 bytes/s for
+	// everything. A probe and its answer are some 300 bytes.
+	m.ProbeInterval = 15 * time.Second
+	m.SuspicionMult = 1
+	m.PushPullInterval = 5 * time.Minute
+	m.GossipInterval = 500 * time.Millisecond // only while there is something to say
+	m.EnableCompression = false               // costs more CPU than it saves in packets this small
+	m.DNSConfigPath = "/dev/null"             // seeds are addresses
 	return m
 }
 

@@ -65,6 +65,7 @@ type Agent struct {
 	refused    complain      // of the report loop
 	staticErrs []string      // owned by whoever runs scanStatic
 	quit       chan struct{} // closed when Run is asked to end
+	look       chan struct{} // the machine loop shall look now
 }
 
 // podInfo is what others may ask about a pod.
@@ -84,7 +85,7 @@ func New(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(),
-		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}),
+		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}), look: make(chan struct{}, 1),
 		known: map[string]podInfo{}, changed: make(chan struct{}, 1),
 		finished: make(chan string), unknown: make(chan []string),
 		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
@@ -119,6 +120,15 @@ func (a *Agent) Gossip() (keyring [][]byte, site string, seeds []string) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return a.asg.Keyring, a.asg.Site, a.asg.Seeds
+}
+
+// Refresh makes the agent look now at what it says of its machine, when a
+// caller knows that something changed.
+func (a *Agent) Refresh() {
+	select {
+	case a.look <- struct{}{}:
+	default:
+	}
 }
 
 // Generation is that of the assignment held, for the lease.

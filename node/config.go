@@ -73,6 +73,9 @@ type Config struct {
 	// Labels and taints that the node registers with.
 	Labels map[string]string
 	Taints []corev1.Taint
+	// Annotations are asked for again and again and go to the Node; nil is
+	// none. Only those of dunlin.dev/ are taken by the servers.
+	Annotations func() map[string]string
 	// PidsLimit of each container; 0 is the runtime's default.
 	PidsLimit int64
 	// LogMaxBytes of one log file and LogMaxFiles of one container; 0 is

@@ -48,7 +48,7 @@ const machineInterval = 30 * time.Second
 
 // machineLoop notices a changed address, memory or limit.
 func (a *Agent) machineLoop(ctx context.Context) {
-	for sleep(ctx, a.c.Jitter(machineInterval), nil) {
+	for sleep(ctx, a.c.Jitter(machineInterval), a.look) {
 		if a.updateMachine() {
 			a.mu.RLock()
 			for _, i := range a.known {
@@ -121,6 +121,9 @@ func (a *Agent) nodeObject(f MachineFacts) *corev1.Node {
 				OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
 			},
 		},
+	}
+	if a.c.Annotations != nil {
+		n.Annotations = a.c.Annotations()
 	}
 	for _, ip := range f.Addresses {
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})

@@ -53,6 +53,13 @@ type Verifier struct {
 	Revoked func(uid, serial string) bool
 }
 
+// UIDOf is the uid of the node or server that a certificate of ours is for;
+// "" for users. The chain must have been checked.
+func UIDOf(c *x509.Certificate) string {
+	_, _, uid := parseIdentity(c)
+	return uid
+}
+
 // Peer judges a connection. Without a client certificate it is Anonymous.
 func (v *Verifier) Peer(cs tls.ConnectionState) (Peer, error) {
 	if len(cs.PeerCertificates) == 0 {

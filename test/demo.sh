@@ -21,7 +21,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 echo "Starting a one-node cluster in $dir ..."
 "$dunlin" server --state-dir "$dir/state" --run-dir "$dir/run" --config-dir "$dir/config" --netns "$netns" \
-  --listen 127.0.0.1:0 --node-name demo >"$dir/server.log" 2>&1 &
+  --listen 127.0.0.1:0 --node-name demo --gossip-port 0 >"$dir/server.log" 2>&1 &
 server=$!
 export KUBECONFIG=$dir/config/admin.kubeconfig
 for _ in $(seq 300); do

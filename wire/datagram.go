@@ -15,6 +15,10 @@ const (
 	GossipNudge    byte = 3 // server to node: Nudge, as CBOR
 )
 
+// AnnotationGossip is where a Node says at which address ("host:port") its
+// gossip listens, when the port is not the usual one.
+const AnnotationGossip = "dunlin.dev/gossip-address"
+
 // LeaseDatagram is a lease renewal, or its acknowledgement, over UDP. It is
 // used only inside the servers' own site, and proves itself by a MAC with a
 // key from the node's TLS session: whoever holds the site's gossip keys can

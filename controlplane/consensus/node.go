@@ -431,6 +431,10 @@ func (n *Node) Err() error {
 	}
 }
 
+// Halt stops this server's part in the cluster for good, when a caller knows
+// that it must not write any more.
+func (n *Node) Halt(err error) { n.halt(err) }
+
 func (n *Node) halt(err error) {
 	n.haltOnce.Do(func() {
 		n.log.Error("this server stops taking part; its state can still be read", "err", err)

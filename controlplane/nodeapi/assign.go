@@ -255,15 +255,20 @@ func (a *assigner) nudge(sess *session, gen uint64) {
 		return // it pulls when it is up
 	}
 	sess.mu.Lock()
-	defer sess.mu.Unlock()
-	if sess.nudged == gen && gen != 0 {
+	known, sending := sess.nudged == gen && gen != 0, sess.nudging
+	sess.nudged, sess.nudging = gen, sending || !known
+	sess.mu.Unlock()
+	if known {
 		return
 	}
-	sess.nudged = gen
-	if sess.nudging {
+	if a.s.cfg.Nudge != nil {
+		if b, err := wire.Marshal(&wire.Nudge{Generation: gen}); err == nil {
+			a.s.cfg.Nudge(sess.uid, b)
+		}
+	}
+	if sending {
 		return
 	}
-	sess.nudging = true
 	a.s.nudges.Go(func() {
 		for sent := uint64(0); ; {
 			sess.mu.Lock()
@@ -332,7 +337,7 @@ func (a *assigner) build(n *nodeState) error {
 			}
 		}
 	}
-	n.cidrs, n.site = nil, defaultZone
+	n.cidrs, n.site = nil, DefaultZone
 	if rec, ok := snap.Get(state.Key{Kind: "Node", Name: n.name}); ok {
 		if _, err := take(rec); err != nil {
 			return fmt.Errorf("node: %w", err)
@@ -350,8 +355,8 @@ func (a *assigner) build(n *nodeState) error {
 	return nil
 }
 
-// defaultZone is the site of nodes without a zone label.
-const defaultZone = "default"
+// DefaultZone is the site of nodes and servers without a zone label.
+const DefaultZone = "default"
 
 func cidrsOf(rec *state.Record) []string {
 	var out []string
@@ -542,7 +547,7 @@ func foreignStatus(st *corev1.PodStatus) corev1.PodStatus {
 // ensureKeyring makes the gossip keys of a node's site before its assignment
 // is built; no lock is held while that is written.
 func (a *assigner) ensureKeyring(ctx context.Context, node string) {
-	zone := defaultZone
+	zone := DefaultZone
 	if rec, ok := a.s.cfg.Store.Reader(nodeGK).Snapshot().Get(state.Key{Kind: "Node", Name: node}); ok {
 		if z := rec.Header.Labels[corev1.LabelTopologyZone]; z != "" {
 			zone = z
@@ -569,7 +574,7 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 	sess.mu.Lock()
 	sess.nudged = n.gen
 	sess.mu.Unlock()
-	out := &wire.Assignment{Epoch: a.s.cfg.Epoch, Generation: n.gen, UnixMilli: a.s.cfg.Clock.Now().UnixMilli()}
+	out := &wire.Assignment{Epoch: a.s.cfg.Epoch, Generation: n.gen, UnixMilli: a.s.timeHint()}
 	if r.Generation == n.gen {
 		out.Unchanged = true
 		return out, ctx.Err()

@@ -366,6 +366,32 @@ func (s *Server) Revoked(uid, _ string) bool {
 	return banned
 }
 
+// Count is how many Node objects there are.
+func (s *Server) Count() int { return len(s.nodeNames()) }
+
+// SecretsOn lists the Secrets ("namespace/name") that the pods bound to a
+// node refer to: what it holds, and what is known to whoever took it.
+func (s *Server) SecretsOn(node string) ([]string, error) {
+	var out []string
+	var failed error
+	snap := s.cfg.Store.Reader(podGK).Snapshot()
+	snap.PodsOnNode(node, func(rec *state.Record) bool {
+		e, err := s.assign.describe(rec)
+		if err != nil {
+			failed = fmt.Errorf("nodeapi: pod %s/%s: %w", rec.Header.Key.Namespace, rec.Header.Key.Name, err)
+			return false
+		}
+		for _, k := range e.refs {
+			if _, ok := snap.Get(k); ok && k.Kind == secretGK.Kind {
+				out = append(out, k.Namespace+"/"+k.Name)
+			}
+		}
+		return true
+	})
+	slices.Sort(out)
+	return slices.Compact(out), failed
+}
+
 // Revoke bans a node's identity and cuts its connection. The Node object
 // stays.
 func (s *Server) Revoke(ctx context.Context, node string) error {
@@ -408,7 +434,7 @@ func (s *Server) Revoke(ctx context.Context, node string) error {
 	s.Disconnect(node, pki.ErrRevoked)
 	zone := n.Labels[corev1.LabelTopologyZone]
 	if zone == "" {
-		zone = defaultZone
+		zone = DefaultZone
 	}
 	return s.RotateKeyring(ctx, zone, true)
 }

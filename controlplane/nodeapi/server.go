@@ -73,8 +73,9 @@ type Config struct {
 	// Epoch is the recovery epoch of this cluster; 1 at first.
 	Epoch uint64
 	// HigherEpoch is called when a node has seen a higher epoch than ours: this
-	// server is a leftover of before a recovery and must stop writing.
-	HigherEpoch func(epoch uint64)
+	// server is a leftover of before a recovery and must stop writing. node is
+	// its uid, as its certificate says; it must not block.
+	HigherEpoch func(node string, epoch uint64)
 	Version     string
 	// Servers lists host:port of all servers, for nodes to keep.
 	Servers func() []string
@@ -87,6 +88,13 @@ type Config struct {
 	// GossipID is this server's member id in the gossip pool of its own site;
 	// nil or "" is no leases over UDP.
 	GossipID func() string
+	// Members are gossip addresses (host:port) of this server's own pool, and
+	// its site; nil is no pool. They are the first seeds of that site.
+	Members func() (site string, addrs []string)
+	// Nudge also sends a hint by gossip to the node uid (kind
+	// wire.GossipNudge): the node's connection may be busy or just broken. nil
+	// sends none.
+	Nudge func(uid string, b []byte)
 	// ClockOK, when it returns an error, stops joins and renewals: this
 	// server's clock cannot be trusted to issue certificates.
 	ClockOK func() error
@@ -309,8 +317,17 @@ func readHello(c *listener.Conn) (*wire.Hello, error) {
 func (s *Server) hello() *wire.Hello {
 	return &wire.Hello{
 		ClusterID: s.cfg.ClusterID, Epoch: s.cfg.Epoch, Feature: wire.FeatureLevel,
-		Version: s.cfg.Version, UnixMilli: s.cfg.Clock.Now().UnixMilli(),
+		Version: s.cfg.Version, UnixMilli: s.timeHint(),
 	}
+}
+
+// timeHint is this server's wall clock for nodes to go by; 0 while it cannot
+// be trusted.
+func (s *Server) timeHint() int64 {
+	if s.clockOK() != nil {
+		return 0
+	}
+	return s.cfg.Clock.Now().UnixMilli()
 }
 
 // refuse judges a node's Hello; "" is welcome.
@@ -325,17 +342,17 @@ func (s *Server) refuse(c *listener.Conn, h *wire.Hello) string {
 	case h.BootID == "" || len(h.BootID) > 64:
 		return "the node sent no boot id"
 	}
-	return s.refuseHello(h)
+	return s.refuseHello(c.Peer.UID, h)
 }
 
 // refuseHello is what every handshake of ours checks.
-func (s *Server) refuseHello(h *wire.Hello) string {
+func (s *Server) refuseHello(uid string, h *wire.Hello) string {
 	switch {
 	case h.ClusterID != s.cfg.ClusterID:
 		return fmt.Sprintf("this is cluster %s, not %s", s.cfg.ClusterID, h.ClusterID)
 	case h.Epoch > s.cfg.Epoch:
 		if s.cfg.HigherEpoch != nil {
-			s.cfg.HigherEpoch(h.Epoch)
+			s.cfg.HigherEpoch(uid, h.Epoch)
 		}
 		return fmt.Sprintf("this server is from before a recovery of the cluster (epoch %d, you have seen %d)", s.cfg.Epoch, h.Epoch)
 	case h.Feature < wire.OldestFeature:
@@ -445,6 +462,19 @@ func (s *Server) Disconnect(node string, cause error) {
 	if sess := s.sessionOfNode(node); sess != nil {
 		sess.conn.Close(cause)
 	}
+}
+
+// Suspect takes a hint that a node may be gone: leases are looked at now.
+// They alone decide.
+func (s *Server) Suspect(uid string) {
+	s.lead()
+	s.leases.sweepNow()
+	if sess := s.sessionOf(uid); sess != nil {
+		if _, expired := s.leases.lastRenewal(sess.node); !expired {
+			return // it renews: gossip is wrong, or early
+		}
+	}
+	s.leases.hint()
 }
 
 type sessionHandler struct {

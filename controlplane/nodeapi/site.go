@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // Gossip keys are Secrets in kube-system, one for each site: random, never
@@ -155,15 +157,27 @@ func (s *Server) seeds(zone, except string) []string {
 		return s.cfg.Site(zone).Seeds
 	}
 	var out []string
+	if s.cfg.Members != nil {
+		if site, addrs := s.cfg.Members(); site == zone {
+			out = append(out, addrs[:min(len(addrs), seedCount)]...)
+		}
+	}
 	s.cfg.Store.Reader(nodeGK).Snapshot().Range(nodeGK.String(), "", state.Key{}, func(r *state.Record) bool {
+		if len(out) >= seedCount {
+			return false
+		}
 		z := r.Header.Labels[corev1.LabelTopologyZone]
 		if z == "" {
-			z = defaultZone
+			z = DefaultZone
 		}
 		if z != zone || r.Header.Key.Name == except || !s.Connected(r.Header.Key.Name) {
 			return true
 		}
 		if n, err := s.getNode(r.Header.Key.Name); err == nil {
+			if a := n.Annotations[wire.AnnotationGossip]; a != "" {
+				out = append(out, a)
+				return true
+			}
 			for _, a := range n.Status.Addresses {
 				if a.Type == corev1.NodeInternalIP {
 					out = append(out, net.JoinHostPort(a.Address, strconv.Itoa(gossipPort)))
@@ -171,9 +185,14 @@ func (s *Server) seeds(zone, except string) []string {
 				}
 			}
 		}
-		return len(out) < seedCount
+		return true
 	})
+	slices.Sort(out)
+	out = slices.Compact(out)
 	return out
 }
+
+// Seeds are gossip addresses of a site.
+func (s *Server) Seeds(zone string) []string { return s.seeds(zone, "") }
 
 const gossipPort = 7946

@@ -90,7 +90,9 @@ type Link struct {
 	lastNode *wire.Report
 	attempts uint64
 
-	udp udpLeases
+	udp    udpLeases
+	byUDP  atomic.Uint64
+	nudged atomic.Int64 // when a nudge came by gossip, since start
 
 	streams sync.WaitGroup
 	slots   chan struct{}
@@ -146,6 +148,9 @@ func (l *Link) LastAcked() time.Time {
 
 // Bytes counts what went over the wire, TLS included.
 func (l *Link) Bytes() (in, out uint64) { return l.d.counters.Bytes() }
+
+// ByUDP counts the leases that were acknowledged by UDP.
+func (l *Link) ByUDP() uint64 { return l.byUDP.Load() }
 
 // Status is for people: which server, or why none.
 type Status struct {

@@ -85,6 +85,7 @@ func (l *Link) leaseByUDP(ctx context.Context) bool {
 				continue // a late one
 			}
 			l.udp.result(true)
+			l.byUDP.Add(1)
 			l.acknowledged(a.Term, a.Generation)
 			return true
 		case <-t.C:
@@ -121,4 +122,25 @@ func (l *Link) HandleDatagram(b []byte) {
 		default:
 		}
 	}
+}
+
+// nudgeEvery bounds the pulls that members of the site can cause: a nudge by
+// gossip proves no more than that its sender holds the site's keys.
+const nudgeEvery = time.Second
+
+// HandleNudge takes a hint that came by gossip (kind wire.GossipNudge). It
+// never blocks.
+func (l *Link) HandleNudge(b []byte) {
+	n := new(wire.Nudge)
+	if err := wire.Unmarshal(b, n); err != nil {
+		return
+	}
+	if l.c.Generation != nil && n.Generation != 0 && n.Generation == l.c.Generation() {
+		return
+	}
+	now, last := int64(time.Since(l.start)), l.nudged.Load()
+	if (last != 0 && now-last < int64(nudgeEvery)) || !l.nudged.CompareAndSwap(last, max(now, 1)) {
+		return // the lease's answer tells it too
+	}
+	l.hint()
 }

@@ -34,7 +34,7 @@ func startAgentOnly(t *testing.T, c *cluster.Cluster) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(cluster.Binary(t), append([]string{"agent", "--node-name", "e2e", "--netns", c.NetNS}, c.DirFlags()...)...)
+	cmd := exec.Command(cluster.Binary(t), append([]string{"agent", "--node-name", "e2e", "--gossip-port", "0", "--netns", c.NetNS}, c.DirFlags()...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,122 @@
+package clock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/dunlin-project/dunlin/internal/atomicfile"
+)
+
+// Floor is a wall clock that never shows less than the latest time that is
+// known to have been: a board without a battery does not boot in 1970 again.
+// What is known comes from servers, and is kept on disk, once a day at most.
+// Safe for concurrent use; it owns no goroutine.
+type Floor struct {
+	wall Clock
+	path string
+
+	mu      sync.Mutex
+	floor   time.Time // zero: nothing is known
+	at      time.Time // monotonic: when floor held
+	written time.Time // what the file says
+}
+
+const (
+	floorDay = 24 * time.Hour
+	// floorSlack is how far a server may be behind this node before its word
+	// lowers the floor.
+	floorSlack = time.Minute
+)
+
+// OpenFloor reads what was kept at path; a file that is missing or damaged is
+// no floor.
+func OpenFloor(wall Clock, path string) (*Floor, error) {
+	f := &Floor{wall: wall, path: path, at: time.Now()}
+	b, err := atomicfile.Read(path)
+	switch {
+	case err == nil && len(b) == 8:
+		f.floor = time.Unix(int64(binary.BigEndian.Uint64(b)), 0)
+		f.written = f.floor
+	case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, atomicfile.ErrCorrupt):
+		return nil, fmt.Errorf("time floor: %w", err)
+	}
+	return f, nil
+}
+
+// Now implements Clock.
+func (f *Floor) Now() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.now()
+}
+
+func (f *Floor) now() time.Time {
+	w := f.wall.Now()
+	if least := f.least(); w.Before(least) {
+		return least
+	}
+	return w
+}
+
+func (f *Floor) least() time.Time {
+	if f.floor.IsZero() {
+		return f.floor
+	}
+	return f.floor.Add(time.Since(f.at))
+}
+
+// Observe takes a server's word, authenticated, with how far off it may be.
+// The floor rises by at most the time that passed plus a day, so that a
+// server with a wrong clock cannot carry this node years ahead; it falls to
+// whatever the server says. The first word is taken as it is.
+func (f *Floor) Observe(server time.Time, off time.Duration) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	said, least := server.Add(-off.Abs()), f.least()
+	switch {
+	case least.IsZero():
+		f.set(said)
+	case said.After(least):
+		if most := least.Add(floorDay); said.After(most) {
+			said = most
+		}
+		f.set(said)
+	case server.Add(off.Abs() + floorSlack).Before(least):
+		f.set(server)
+		return f.write() // a floor that was too high is worth a write
+	}
+	return f.keep()
+}
+
+func (f *Floor) set(t time.Time) { f.floor, f.at = t, time.Now() }
+
+// Keep writes the floor if a day passed; called now and then by a node that
+// stays connected, to which nobody tells the time.
+func (f *Floor) Keep() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.keep()
+}
+
+func (f *Floor) keep() error {
+	least := f.least()
+	if least.IsZero() || (!f.written.IsZero() && least.Sub(f.written) < floorDay) {
+		return nil
+	}
+	return f.write()
+}
+
+func (f *Floor) write() error {
+	t := f.least()
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], uint64(t.Unix()))
+	if err := atomicfile.Write(f.path, b[:], 0o600); err != nil {
+		return fmt.Errorf("time floor: %w", err)
+	}
+	f.written = t
+	return nil
+}
