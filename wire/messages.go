@@ -42,6 +42,9 @@ type LeaseReply struct {
 	Term       uint64 `cbor:"2,keyasint,omitempty"`
 	Generation uint64 `cbor:"3,keyasint,omitempty"` // newest assignment generation: pull if it differs
 	Refused    string `cbor:"4,keyasint,omitempty"`
+	// GossipID is as in Hello; sent when it is another than this connection
+	// was told, since a server's pool starts after its port does.
+	GossipID string `cbor:"5,keyasint,omitempty"`
 }
 
 // Ref names an object inside an assignment.

@@ -244,6 +244,7 @@ type session struct {
 	mirrors  map[string]wire.PodReport
 	nudged   uint64 // newest generation the node was told
 	nudging  bool   // a goroutine is sending it
+	gossip   string // the gossip id of this server that the node was told
 }
 
 const helloTimeout = 10 * time.Second
@@ -264,9 +265,7 @@ func (s *Server) ServeNode(ctx context.Context, c *listener.Conn) {
 	term, _ := s.cfg.Leadership.Leadership()
 	reply := s.hello()
 	reply.Term, reply.Limited = term, c.Peer.Limited
-	if s.cfg.GossipID != nil {
-		reply.GossipID = s.cfg.GossipID()
-	}
+	reply.GossipID = s.tellGossip(sess)
 	reply.Refused = s.refuse(c, hello)
 	if reply.Refused == "" && !sess.limited {
 		reply.Refused = s.admit(ctx, sess)
@@ -519,12 +518,29 @@ func (s *Server) clockOK() error {
 	return s.cfg.ClockOK()
 }
 
+// tellGossip is this server's gossip id if the session was not told yet.
+func (s *Server) tellGossip(sess *session) string {
+	if s.cfg.GossipID == nil {
+		return ""
+	}
+	id := s.cfg.GossipID()
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	if id == sess.gossip {
+		return ""
+	}
+	sess.gossip = id
+	return id
+}
+
 func (s *Server) lease(sess *session, r *wire.LeaseRequest) *wire.LeaseReply {
 	s.lead()
 	term, ok := s.leases.renew(sess.node, sess.boot, r.Counter)
 	reply := &wire.LeaseReply{Counter: r.Counter, Term: term, Generation: s.assign.generation(sess.node)}
 	if !ok {
 		reply.Refused = "this server does not lead, or the counter is old"
+	} else {
+		reply.GossipID = s.tellGossip(sess)
 	}
 	return reply
 }

@@ -501,6 +501,9 @@ func (l *Link) lease(ctx context.Context, wc *wire.Conn) (bool, error) {
 	if reply.Refused != "" {
 		return false, fmt.Errorf("%w: %s", ErrRefused, reply.Refused)
 	}
+	if reply.GossipID != "" {
+		l.udp.at(reply.GossipID)
+	}
 	l.acknowledged(reply.Term, reply.Generation)
 	return true, nil
 }

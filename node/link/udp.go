@@ -36,6 +36,13 @@ func (u *udpLeases) begin(key []byte, server string) {
 	u.key, u.server, u.fails, u.until, u.n = key, server, 0, time.Time{}, 0
 }
 
+// at names the server's member, when that became known later.
+func (u *udpLeases) at(server string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.server, u.fails, u.until = server, 0, time.Time{}
+}
+
 // next says whether the next renewal goes by UDP.
 func (u *udpLeases) next() (key []byte, server string, ok bool) {
 	u.mu.Lock()
