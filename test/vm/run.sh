@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Runs the product in QEMU guests, which have what few test machines have:
+# control groups v2 with controllers, another processor, no memory control
+# group, a clock at 1970. Pure emulation (-accel tcg): no KVM is needed.
+#
+#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock; all by default
+#
+# Needs Debian with root, or qemu-system-x86, qemu-system-arm, cpio, kmod and
+# the two kernels in the cache already. Kernels are kept in ${VMCACHE:-bin/vm}.
+# Exits with 0 when all scenarios passed or it had to skip (it says so).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cache=$(mkdir -p "${VMCACHE:-bin/vm}" && cd "${VMCACHE:-bin/vm}" && pwd)
+limit=${VM_TIMEOUT:-300} # seconds that one guest may take
+scenarios=("$@")
+[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock)
+
+skip() {
+  echo "SKIPPED test/vm: $*" >&2
+  echo "SKIPPED test/vm: nothing was tested on control groups v2, on arm64, without a memory control group or with the clock at 1970" >&2
+  exit 0
+}
+
+install_programs() {
+  declare -A need=([qemu-system-x86_64]=qemu-system-x86 [qemu-system-aarch64]=qemu-system-arm [cpio]=cpio [depmod]=kmod [dpkg]=dpkg)
+  local packages=() program
+  for program in "${!need[@]}"; do
+    command -v "$program" >/dev/null 2>&1 || [ -x "/sbin/$program" ] || packages+=("${need[$program]}")
+  done
+  [ ${#packages[@]} -gt 0 ] || return 0
+  { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; } || skip "not installed, and only root on Debian can install it here: ${packages[*]}"
+  echo "test/vm: installing ${packages[*]}"
+  export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
+  apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null 2>&1 ||
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null; } ||
+    skip "cannot install ${packages[*]}"
+}
+
+# fetch_kernel ARCH puts Debian's cloud kernel, its modules and busybox into
+# the cache. Its apt state is private: the machine's own apt never learns of
+# another architecture.
+fetch_kernel() {
+  local arch=$1 w=$cache/$1 packages options
+  [ ! -e "$w/ready" ] || return 0
+  command -v apt-get >/dev/null 2>&1 || { echo "test/vm: no apt-get to fetch the $arch kernel with" >&2; return 1; }
+  rm -rf "$w"
+  mkdir -p "$w"/apt/{lists/partial,archives/partial,state}
+  : >"$w/apt/status"
+  options=(-qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch" -o "Dir::State=$w/apt/state" -o "Dir::State::lists=$w/apt/lists"
+    -o "Dir::State::status=$w/apt/status" -o "Dir::Cache=$w/apt" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+  (
+    cd "$w"
+    apt-get "${options[@]}" update
+    packages=$(apt-cache "${options[@]}" depends "linux-image-cloud-$arch" | awk '/Depends: linux-image/ {print $2; exit}')
+    apt-get "${options[@]}" download "$packages" busybox-static
+    for d in *.deb; do dpkg -x "$d" files; done
+    PATH=$PATH:/sbin depmod -b "$w/files" "$(ls files/lib/modules)"
+    rm -rf apt ./*.deb
+    touch ready
+  ) || { echo "test/vm: the $arch kernel cannot be fetched" >&2; rm -rf "$w"; return 1; }
+}
+
+# build ARCH makes the initial file system of the guests: busybox, the
+# product, its tests and the driver, all static.
+build() {
+  local arch=$1 root=$work/root-$1 version m
+  mkdir -p "$root"/{bin,modules,wasm}
+  export CGO_ENABLED=0 GOOS=linux GOARCH=$arch GOFLAGS=-buildvcs=false
+  go build -trimpath -ldflags '-s -w' -o "$root/" ./cmd/dunlin ./cmd/dunlin-wasm ./test/vm/guest
+  [ "$arch" != amd64 ] || go test -trimpath -ldflags '-s -w' -c -o "$root/cgroup.test" ./runtime/cgroup
+  cp runtime/wasm/testdata/{print,fail,sleep,loop,grow,chello}.wasm "$root/wasm/"
+  cp "$cache/$arch/files/bin/busybox" "$root/bin/"
+  cp test/vm/init "$root/init"
+  version=$(ls "$cache/$arch/files/lib/modules")
+  : >"$root/modules/order"
+  for m in veth; do
+    PATH=$PATH:/sbin modprobe -d "$cache/$arch/files" -S "$version" --show-depends "$m" | awk '$1 == "insmod" {print $2}' | while read -r f; do
+      cp "$f" "$root/modules/" && basename "$f" >>"$root/modules/order"
+    done
+  done
+  (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initrd-$arch"
+}
+
+# boot SCENARIO runs one guest; its verdict is the exit status.
+boot() {
+  local scenario=$1 arch=amd64 console=ttyS0 qemu kernel cmdline="" log=$work/$1.log start=$SECONDS status
+  case $scenario in
+  arm64) arch=arm64 console=ttyAMA0 ;;
+  nomemory) cmdline=cgroup_disable=memory ;;
+  esac
+  case $arch in
+  amd64) qemu=(qemu-system-x86_64 -M q35 -cpu max) ;;
+  arm64) qemu=(qemu-system-aarch64 -M virt -cpu cortex-a53) ;;
+  esac
+  [ "$scenario" != clock ] || qemu+=(-rtc base=1970-01-01T00:01:00)
+  kernel=$(echo "$cache/$arch"/files/boot/vmlinuz-*)
+  timeout "$limit" "${qemu[@]}" -accel tcg -smp 1 -m 640 -nodefaults -no-reboot -display none -serial stdio \
+    -kernel "$kernel" -initrd "$work/initrd-$arch" \
+    -append "console=$console quiet panic=-1 cgroup_no_v1=all psi=1 dunlin.scenario=$scenario $cmdline" </dev/null >"$log" 2>&1 || true
+  status=$(tr -d '\r' <"$log" | sed -n 's/^.*VM-EXIT=\([0-9]*\).*/\1/p' | tail -1)
+  if [ "${status:-124}" = 0 ]; then
+    echo "--- PASS: $scenario ($((SECONDS - start)) s)"
+    tr -d '\r' <"$log" | grep -aE '^ +(ok|note) ' || true
+    return 0
+  fi
+  echo "--- FAIL: $scenario ($((SECONDS - start)) s; status ${status:-none: no verdict within $limit s}); the guest's console:"
+  tr -d '\r' <"$log" | tail -150 | sed 's/^/    /'
+  return 1
+}
+
+install_programs
+arches=()
+for s in "${scenarios[@]}"; do
+  case $s in
+  arm64) a=arm64 ;;
+  v2 | nomemory | clock) a=amd64 ;;
+  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock" >&2; exit 2 ;;
+  esac
+  [[ " ${arches[*]-} " == *" $a "* ]] || arches+=("$a")
+done
+fetching=()
+for a in "${arches[@]}"; do fetch_kernel "$a" & fetching+=($!); done
+for p in "${fetching[@]}"; do wait "$p" || skip "no kernel (apt cannot reach its servers?)"; done
+work=$(mktemp -d)
+trap 'rm -rf "$work"; jobs -p | xargs -r kill 2>/dev/null || true' EXIT
+for a in "${arches[@]}"; do (build "$a"); done
+# Two guests at a time: each keeps one core busy.
+failed=0
+boot_all() { local bad=0 s; for s in "$@"; do boot "$s" || bad=1; done; return $bad; }
+half=$(((${#scenarios[@]} + 1) / 2))
+boot_all "${scenarios[@]:half}" >"$work/second.out" 2>&1 &
+boot_all "${scenarios[@]:0:half}" || failed=1
+wait $! || failed=1
+cat "$work/second.out"
+[ $failed = 0 ] && echo "test/vm: all passed: ${scenarios[*]}"
+exit $failed
