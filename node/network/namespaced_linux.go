@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Namespaced keeps all Wasm pod addresses of the node in one network
@@ -110,7 +111,7 @@ func (n *Namespaced) ensure() error {
 		}
 	}
 	defer func() { _ = ns.Close() }()
-	inside, err := netlink.NewHandleAt(ns)
+	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink in %s (is %s left over from another boot? remove it): %w", n.name, n.Path(), err)
 	}
@@ -287,8 +288,15 @@ func (n *Namespaced) Setup(_ context.Context, podUID string, hostNetwork bool, p
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.ranges) == 0 || !n.ready {
+	if len(n.ranges) == 0 {
 		return Allocation{}, ErrNoRange
+	}
+	if !n.ready {
+		// It failed before; the pod that waits for it shows why.
+		if err := n.ensure(); err != nil {
+			return Allocation{}, fmt.Errorf("set up network namespace %s: %w", n.name, err)
+		}
+		n.ready = true
 	}
 	var a Allocation
 	for i, r := range n.ranges {
@@ -323,7 +331,7 @@ func (n *Namespaced) withPodLink(f func(*netlink.Handle, netlink.Link) error) er
 		return fmt.Errorf("open network namespace %s: %w", n.name, err)
 	}
 	defer func() { _ = ns.Close() }()
-	h, err := netlink.NewHandleAt(ns)
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink in %s: %w", n.name, err)
 	}
@@ -414,8 +422,9 @@ func (n *Namespaced) Destroy() error {
 	return errors.Join(errs...)
 }
 
-// Usable says whether this process may make network namespaces, and if not
-// why.
+// Usable says whether this process may make network namespaces and join
+// them to the host, and if not why. It tries, in a namespace that is gone
+// with the answer: a kernel may lack the veth module.
 func Usable() error {
 	if os.Geteuid() != 0 {
 		return errors.New("not root")
@@ -423,14 +432,27 @@ func Usable() error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends
-		ns, err := netns.New()
-		if err == nil {
-			err = ns.Close()
-		}
-		done <- err
+		done <- tryNamespace()
 	}()
-	if err := <-done; err != nil {
+	return <-done
+}
+
+// tryNamespace leaves its thread in a new namespace.
+func tryNamespace() error {
+	ns, err := netns.New()
+	if err != nil {
 		return fmt.Errorf("cannot make a network namespace: %w", err)
+	}
+	defer func() { _ = ns.Close() }()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("cannot configure a network namespace: %w", err)
+	}
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "try0"
+	if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "try1"}); err != nil {
+		return fmt.Errorf("cannot make a veth pair (is the kernel module veth there?): %w", err)
 	}
 	return nil
 }

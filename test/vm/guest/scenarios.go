@@ -262,7 +262,7 @@ func onePod(g *guest) error {
 }
 
 // noMemoryGroup is a machine whose memory controller is off, as on many a
-// board's default kernel command line.
+// board's default kernel command line; its kernel has no veth either.
 func noMemoryGroup(g *guest) error {
 	out, code, err := g.run("/dunlin", "preflight")
 	if err != nil {
@@ -271,7 +271,7 @@ func noMemoryGroup(g *guest) error {
 	if code == 0 {
 		return fmt.Errorf("preflight is content without a memory control group: %s", out)
 	}
-	if err := says(out, "cgroup_disable=memory is on the kernel command line"); err != nil {
+	if err := says(out, "cgroup_disable=memory is on the kernel command line", "pods share the node's address: cannot make a veth pair"); err != nil {
 		return err
 	}
 	if n := strings.Count(out, "FAILED"); n != 1 {
