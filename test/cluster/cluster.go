@@ -40,9 +40,12 @@ func Root(t testing.TB) string {
 	return ""
 }
 
-// Binary is the built program.
+// Binary is the built program: $DUNLIN_BIN, or else bin/dunlin.
 func Binary(t testing.TB) string {
 	t.Helper()
+	if p := os.Getenv("DUNLIN_BIN"); p != "" {
+		return p
+	}
 	p := filepath.Join(Root(t), "bin", "dunlin")
 	if _, err := os.Stat(p); err != nil {
 		t.Fatalf("%v: run 'make e2e', which builds first", err)
@@ -96,7 +99,7 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "config", "a
 // time and keeps afterwards, as a real server keeps its address.
 func (c *Cluster) Start() {
 	c.t.Helper()
-	args := append([]string{"server", "--node-name", "e2e", "--netns", c.NetNS, "--listen", c.Address()}, c.DirFlags()...)
+	args := append([]string{"server", "--node-name", "e2e", "--netns", c.NetNS, "--listen", c.Address(), "--gossip-port", "0"}, c.DirFlags()...)
 	args = append(args, c.flags...)
 	var err error
 	if c.log, err = os.OpenFile(filepath.Join(c.Dir, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
@@ -294,9 +297,14 @@ func (c *Cluster) Eventually(d time.Duration, what string, f func() error) {
 // HostPIDs are the host processes of the cluster's guests, by attempt.
 func (c *Cluster) HostPIDs() map[string]int {
 	c.t.Helper()
-	files, err := filepath.Glob(filepath.Join(c.Dir, "run", "wasm", "*", "host.json"))
+	return hostPIDs(c.t, c.Dir)
+}
+
+func hostPIDs(t testing.TB, dir string) map[string]int {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "run", "wasm", "*", "host.json"))
 	if err != nil {
-		c.t.Fatal(err)
+		t.Fatal(err)
 	}
 	out := map[string]int{}
 	for _, f := range files {

@@ -160,31 +160,43 @@ func TestVirtualLeasesByUDP(t *testing.T) {
 		var sp *gossip.Pool
 		var mu sync.Mutex
 		byUDP := 0
-		sp = pool(1, serverID, func(kind byte, b []byte) {
+		first := pool(1, serverID, func(kind byte, b []byte) {
 			if kind != wire.GossipLease {
 				return
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			if s == nil || sp == nil {
+				return // still being set up
+			}
 			if uid, ack, ok := s.api.HandleDatagram(b); ok {
-				mu.Lock()
 				byUDP++
-				mu.Unlock()
 				_ = sp.Send(uid, wire.GossipLeaseAck, ack)
 			}
 		})
 		l, err := n.Listen(simServer)
 		must(t, err)
-		s = start(t, options{listen: l, ns: true, gossipID: sp.NodeID()})
+		started := start(t, options{listen: l, ns: true, gossipID: first.NodeID()})
+		mu.Lock()
+		s, sp = started, first
+		mu.Unlock()
 		id := s.enroll("n1")
 		var a *agent
 		np := pool(2, id, func(kind byte, b []byte) {
-			if kind == wire.GossipLeaseAck {
-				a.HandleDatagram(b)
+			mu.Lock()
+			to := a
+			mu.Unlock()
+			if kind == wire.GossipLeaseAck && to != nil {
+				to.HandleDatagram(b)
 			}
 		})
-		a = runLink(t, id, func(c *link.Config) {
+		n1 := runLink(t, id, func(c *link.Config) {
 			c.Dial = n.Dialer("n1")
 			c.Datagram = func(server string, b []byte) error { return np.Send(server, wire.GossipLease, b) }
 		})
+		mu.Lock()
+		a = n1
+		mu.Unlock()
 		time.Sleep(2 * time.Minute)
 		mu.Lock()
 		got := byUDP

@@ -1,0 +1,248 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Site is a network of machines: a bridge on this host, and a network
+// namespace for each machine.
+type Site struct {
+	t      testing.TB
+	bridge string
+	net    int
+	n      int
+}
+
+// NewSite makes the bridge; it needs root.
+func NewSite(t testing.TB) *Site {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: needs root for network namespaces")
+	}
+	s := &Site{t: t, net: 1 + rand.IntN(250)}
+	s.bridge = fmt.Sprintf("dnbr%d", rand.IntN(1e6))
+	s.ip("link", "add", s.bridge, "type", "bridge")
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", s.bridge).Run() })
+	s.ip("addr", "add", s.Host()+"/24", "dev", s.bridge)
+	s.ip("link", "set", s.bridge, "up")
+	return s
+}
+
+// Host is this host's address there.
+func (s *Site) Host() string { return fmt.Sprintf("10.231.%d.1", s.net) }
+
+func (s *Site) ip(args ...string) {
+	s.t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		s.t.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+}
+
+// Machine is one machine of a Site.
+type Machine struct {
+	s    *Site
+	ns   string
+	veth string
+	IP   string
+}
+
+// NewMachine adds one.
+func (s *Site) NewMachine() *Machine {
+	s.t.Helper()
+	s.n++
+	m := &Machine{s: s, ns: fmt.Sprintf("%sm%d", s.bridge, s.n), IP: fmt.Sprintf("10.231.%d.%d", s.net, s.n+1)}
+	m.veth = fmt.Sprintf("%sv%d", s.bridge, s.n)
+	s.ip("netns", "add", m.ns)
+	s.t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", m.ns).Run() })
+	s.ip("link", "add", m.veth, "type", "veth", "peer", "name", "eth0", "netns", m.ns)
+	s.ip("link", "set", m.veth, "master", s.bridge, "up")
+	s.ip("-n", m.ns, "addr", "add", m.IP+"/24", "dev", "eth0")
+	s.ip("-n", m.ns, "link", "set", "eth0", "up")
+	s.ip("-n", m.ns, "link", "set", "lo", "up")
+	return m
+}
+
+// enter makes the arguments of a command that runs on the machine: only the
+// network is its own.
+func (m *Machine) enter(args ...string) []string {
+	if m == nil {
+		return args
+	}
+	return append([]string{"nsenter", "--net=/run/netns/" + m.ns, "--"}, args...)
+}
+
+// Cut takes the machine's link down, Heal up again.
+func (m *Machine) Cut() { m.s.t.Helper(); m.s.ip("link", "set", m.veth, "down") }
+
+// Heal undoes Cut.
+func (m *Machine) Heal() { m.s.t.Helper(); m.s.ip("link", "set", m.veth, "up") }
+
+// BlockUDP drops every UDP packet from and to the machine.
+func (m *Machine) BlockUDP() {
+	m.s.t.Helper()
+	const rules = `table inet dunlintest {
+	chain in { type filter hook input priority 0; meta l4proto udp drop; }
+	chain out { type filter hook output priority 0; meta l4proto udp drop; }
+}`
+	args := m.enter("nft", "-f", "-")
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin = strings.NewReader(rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		m.s.t.Fatalf("nft: %v: %s", err, out)
+	}
+}
+
+// Agent is one node's process with its folders.
+type Agent struct {
+	Name  string
+	Dir   string
+	NetNS string // holds its pods' addresses
+	Cmd   *exec.Cmd
+	t     testing.TB
+	on    *Machine
+}
+
+// NewAgent prepares the folders of a node; on is nil for this host's network.
+func NewAgent(t testing.TB, name string, on *Machine) *Agent {
+	t.Helper()
+	a := &Agent{Name: name, Dir: t.TempDir(), NetNS: fmt.Sprintf("dna%d", rand.IntN(1e6)), t: t, on: on}
+	if err := os.Chmod(a.Dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.destroy)
+	return a
+}
+
+// DirFlags are the folder flags of every command on this node.
+func (a *Agent) DirFlags() []string {
+	return []string{"--state-dir", filepath.Join(a.Dir, "state"), "--run-dir", filepath.Join(a.Dir, "run"), "--config-dir", filepath.Join(a.Dir, "config")}
+}
+
+func (a *Agent) command(args ...string) *exec.Cmd {
+	args = a.on.enter(append([]string{Binary(a.t)}, args...)...)
+	return exec.Command(args[0], args[1:]...)
+}
+
+// Start runs the agent; flags are those of the first start, as --join.
+func (a *Agent) Start(flags ...string) {
+	a.t.Helper()
+	log, err := os.OpenFile(filepath.Join(a.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }()
+	args := append([]string{"agent", "--node-name", a.Name, "--netns", a.NetNS, "--gossip-port", "0"}, a.DirFlags()...)
+	a.Cmd = a.command(append(args, flags...)...)
+	a.Cmd.Stdout, a.Cmd.Stderr = log, log
+	if err := a.Cmd.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// Stop ends the agent with a signal and waits; its guests run on.
+func (a *Agent) Stop(s os.Signal) {
+	if a.Cmd == nil || a.Cmd.ProcessState != nil {
+		return
+	}
+	_ = a.Cmd.Process.Signal(s)
+	_ = a.Cmd.Wait()
+}
+
+// Kill ends the agent and its guests at once, as a power cut does.
+func (a *Agent) Kill() {
+	a.Stop(syscall.SIGKILL)
+	for _, pid := range a.HostPIDs() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+func (a *Agent) destroy() {
+	a.Stop(syscall.SIGTERM)
+	args := append([]string{"server", "sweep", "--netns", a.NetNS}, a.DirFlags()...)
+	if out, err := a.command(args...).CombinedOutput(); err != nil {
+		a.t.Errorf("sweep of %s: %v: %s", a.Name, err, out)
+	}
+	if a.t.Failed() {
+		a.t.Logf("log of %s ends:\n%s", a.Name, a.Log())
+	}
+}
+
+// Log is the end of what the agent wrote.
+func (a *Agent) Log() string {
+	b, _ := os.ReadFile(filepath.Join(a.Dir, "log"))
+	return string(b[max(len(b)-6000, 0):])
+}
+
+// Import gives the node a module.
+func (a *Agent) Import(name, file string) {
+	a.t.Helper()
+	if out, err := a.command(append([]string{"import", name, file}, a.DirFlags()[:4]...)...).CombinedOutput(); err != nil {
+		a.t.Fatalf("import: %v: %s", err, out)
+	}
+}
+
+// HostPIDs are the host processes of the node's guests, by attempt.
+func (a *Agent) HostPIDs() map[string]int { return hostPIDs(a.t, a.Dir) }
+
+// AgentStatus is what an agent says on its socket.
+type AgentStatus struct {
+	Connected         bool
+	BytesIn, BytesOut uint64
+	Gossip            struct {
+		Running     bool
+		Address     string
+		Members     []string
+		LeasesByUDP uint64
+	}
+}
+
+// Status asks the agent on its socket.
+func (a *Agent) Status() (AgentStatus, error) { return statusOf(a.Dir) }
+
+// Status asks the node of the server's process on its socket.
+func (c *Cluster) Status() (AgentStatus, error) { return statusOf(c.Dir) }
+
+func statusOf(dir string) (out AgentStatus, err error) {
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(dir, "run", "agent.sock"))
+	}}
+	cl := http.Client{Transport: tr, Timeout: 5 * time.Second}
+	resp, err := cl.Get("http://agent/status")
+	if err != nil {
+		return out, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return out, json.NewDecoder(resp.Body).Decode(&out)
+}
+
+// NodeReady says whether a Node has condition Ready; an error says what else.
+func (c *Cluster) NodeReady(name string) error {
+	var n corev1.Node
+	if err := c.Get("node/"+name, &n); err != nil {
+		return err
+	}
+	for _, cond := range n.Status.Conditions {
+		if cond.Type == corev1.NodeReady {
+			if cond.Status == corev1.ConditionTrue {
+				return nil
+			}
+			return fmt.Errorf("node %s: Ready=%s, %s", name, cond.Status, cond.Message)
+		}
+	}
+	return errors.New("no condition yet")
+}
