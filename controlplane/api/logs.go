@@ -135,6 +135,7 @@ func (l *logWriter) Write(b []byte) (int, error) {
 	}
 	// Not every writer knows deadlines (tests' recorders do not).
 	_ = l.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
+	defer func() { _ = l.rc.SetWriteDeadline(time.Time{}) }() // HTTP/2 resets an idle stream whose deadline passes
 	n, err := l.w.Write(b)
 	if err != nil {
 		return n, err

@@ -285,8 +285,11 @@ func (w *watchStream) raw(t watch.EventType, data []byte) error {
 }
 
 func (w *watchStream) flush() error {
-	// Not every writer knows deadlines (tests' recorders do not).
+	// Not every writer knows deadlines (tests' recorders do not). The deadline
+	// ends with the write: HTTP/2 resets a stream whose deadline passes even
+	// while nothing is being written.
 	_ = w.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
+	defer func() { _ = w.rc.SetWriteDeadline(time.Time{}) }()
 	if len(w.buf) > 0 {
 		_, err := w.rq.w.Write(w.buf)
 		if cap(w.buf) > 256<<10 {
