@@ -91,7 +91,7 @@ func agentSocket(runDir string) string { return filepath.Join(runDir, "agent.soc
 // serveSocket answers health and state on the agent's own socket.
 func (p *nodeProcess) serveSocket(ctx context.Context) error {
 	path := agentSocket(p.o.run)
-	if err := os.MkdirAll(p.o.run, 0o711); err != nil { //nolint:gosec // pods' host processes pass through it
+	if err := os.MkdirAll(p.o.run, 0o711); err != nil {
 		return fmt.Errorf("make run-time folder: %w", err)
 	}
 	_ = os.Remove(path) // of an agent that was killed

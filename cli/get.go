@@ -25,7 +25,6 @@ type getOptions struct {
 	allNamespaces bool
 	watch         bool
 	noHeaders     bool
-	names         []string
 }
 
 func (a *app) getCmd() *cobra.Command {
@@ -37,8 +36,9 @@ func (a *app) getCmd() *cobra.Command {
   dunlin get deploy,rs -A -o wide
   dunlin get pod hello-5d9c -o yaml
   dunlin get pods -l app=hello -w`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.get(cmd.Context(), args, o) },
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeObjects,
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.get(cmd.Context(), args, o) },
 	}
 	c.Flags().StringVarP(&o.output, "output", "o", "", "wide, yaml, json or name")
 	c.Flags().StringVarP(&o.selector, "selector", "l", "", "label selector, such as app=hello,tier!=db")
@@ -238,7 +238,7 @@ func (a *app) getObjects(ctx context.Context, c *client.Client, ts []target, o g
 		}
 		return nil
 	}
-	var v any = items
+	var v any
 	if single {
 		v = items[0].Object
 	} else {

@@ -82,7 +82,7 @@ Stopping the server does not stop the workloads of its node.`,
 			return sweepMachine(cmd.Context(), o.nodeOptions)
 		},
 	}
-	o.nodeOptions.add(sweep)
+	o.add(sweep)
 	c.AddCommand(sweep)
 	return c
 }

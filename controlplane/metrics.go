@@ -64,8 +64,8 @@ func (p *planeMetrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(p.queue, float64(s.Queue))
 	gauge(p.logBytes, float64(s.LogBytes))
 	gauge(p.stateBytes, float64(s.StateBytes))
-	count(p.syncs, uint64(s.Disk.Syncs))
-	count(p.diskBytes, uint64(s.Disk.Bytes))
+	count(p.syncs, s.Disk.Syncs)
+	count(p.diskBytes, s.Disk.Bytes)
 	gauge(p.syncP99, s.Disk.SyncP99.Seconds())
 	gauge(p.fault, number(s.Fault != nil))
 	for node, l := range p.leases.Snapshot() {

@@ -18,7 +18,6 @@ const (
 	maxHints     = 8
 )
 
-//nolint:staticcheck // old clients read Endpoints
 func (p *problems) endpoints(e, old *corev1.Endpoints) {
 	if old != nil && equality.Semantic.DeepEqual(e.Subsets, old.Subsets) {
 		return

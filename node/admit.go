@@ -104,7 +104,7 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 		proto corev1.Protocol
 	}
 	taken := map[key]bool{}
-	each := func(p *corev1.Pod, f func(key) bool) bool {
+	each := func(p *corev1.Pod, f func(key) (stop bool)) {
 		for i := range p.Spec.Containers {
 			for _, cp := range p.Spec.Containers[i].Ports {
 				k := key{cp.HostPort, cp.Protocol}
@@ -115,11 +115,10 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 					k.proto = corev1.ProtocolTCP
 				}
 				if k.port != 0 && f(k) {
-					return true
+					return
 				}
 			}
 		}
-		return false
 	}
 	for _, o := range others {
 		each(o, func(k key) bool { taken[k] = true; return false })

@@ -36,7 +36,7 @@ func (h *HostMachine) Facts() MachineFacts {
 	}
 	var st unix.Statfs_t
 	if unix.Statfs(h.StateDir, &st) == nil {
-		f.Storage = int64(st.Blocks) * int64(st.Bsize) //nolint:gosec,unconvert // differs by architecture
+		f.Storage = int64(st.Blocks) * int64(st.Bsize) //nolint:unconvert // differs by architecture
 	}
 	if h.Network != nil {
 		for _, ip := range h.Network.NodeIPs() {

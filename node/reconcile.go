@@ -54,7 +54,7 @@ func (a *Agent) wanted() (out []*corev1.Pod, unreadable map[string]bool) {
 		if c := critical(y) - critical(x); c != 0 {
 			return c
 		}
-		if c := x.CreationTimestamp.Time.Compare(y.CreationTimestamp.Time); c != 0 {
+		if c := x.CreationTimestamp.Compare(y.CreationTimestamp.Time); c != 0 {
 			return c
 		}
 		if x.UID < y.UID {

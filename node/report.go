@@ -82,14 +82,6 @@ func (r *reports) queue(uid string) {
 	}
 }
 
-// forget drops a pod of which nothing needs to be said any more.
-func (r *reports) forget(uid string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.pods, uid)
-	r.order = slices.DeleteFunc(r.order, func(u string) bool { return u == uid })
-}
-
 func (r *reports) setNode(b []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

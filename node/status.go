@@ -12,11 +12,6 @@ import (
 	"github.com/dunlin-project/dunlin/node/store"
 )
 
-// Conditions of a pod that the node owns; all others are left alone.
-var ownConditions = []corev1.PodConditionType{
-	corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.PodReady, corev1.ContainersReady, corev1.PodScheduled,
-}
-
 // facts of the node that a pod's status repeats.
 type facts struct {
 	hostIPs []string
@@ -123,7 +118,7 @@ func (s *podState) containerStatus(c *ctrState, f facts) corev1.ContainerStatus 
 		started = false
 	}
 	st := corev1.ContainerStatus{
-		Name: c.rec.Name, Image: c.spec.Image, RestartCount: int32(c.rec.Attempt), //nolint:gosec // small
+		Name: c.rec.Name, Image: c.spec.Image, RestartCount: int32(c.rec.Attempt),
 		Started: &started, Ready: s.containerReady(c), ImageID: c.rec.Digest,
 	}
 	if c.rec.Begun && (c.seen == present || c.rec.Exit != nil) {

@@ -482,7 +482,7 @@ func (s podState) releaseStep(now moment) (podState, action) {
 	if now.mono.Before(s.release.at) {
 		return s, action{wake: s.release.at}
 	}
-	kind := actNone
+	var kind actionKind
 	switch {
 	case s.rec.Volumes:
 		kind = actUnmount

@@ -175,10 +175,10 @@ func (c *Client) Do(ctx context.Context, r Request) (io.ReadCloser, error) {
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	se := &StatusError{}
 	if json.Unmarshal(b, &se.Status) != nil || se.Status.Kind != "Status" {
-		se.Status = metav1.Status{Code: int32(resp.StatusCode), Message: fmt.Sprintf("%s: %s", resp.Status, firstLine(b))} //nolint:gosec // an HTTP status fits
+		se.Status = metav1.Status{Code: int32(resp.StatusCode), Message: fmt.Sprintf("%s: %s", resp.Status, firstLine(b))}
 	}
 	if se.Status.Code == 0 {
-		se.Status.Code = int32(resp.StatusCode) //nolint:gosec // an HTTP status fits
+		se.Status.Code = int32(resp.StatusCode)
 	}
 	return nil, se
 }

@@ -104,7 +104,7 @@ func Install(o Options) ([]string, error) {
 	if err != nil {
 		return did, err
 	}
-	if err := os.MkdirAll(filepath.Dir(o.Paths.Unit()), 0o755); err != nil { //nolint:gosec // systemd's own folder
+	if err := os.MkdirAll(filepath.Dir(o.Paths.Unit()), 0o755); err != nil {
 		return did, fmt.Errorf("make folder: %w", err)
 	}
 	if err := atomicfile.WriteRaw(o.Paths.Unit(), unit, 0o644); err != nil {
@@ -174,7 +174,7 @@ func copyProgram(from, to string) (err error) {
 		return fmt.Errorf("install program: %w", err)
 	}
 	defer func() { _ = src.Close() }()
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // a system folder
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return fmt.Errorf("install program: %w", err)
 	}
 	dst, err := os.CreateTemp(filepath.Dir(to), ".dunlin*")

@@ -39,8 +39,8 @@ type DiskEvent struct {
 	Done  bool
 }
 
-// ErrTear, returned by an observer for a write, lets the first half of the
-// write reach the file and then fails it.
+// ErrTear is what an observer returns for a write to let its first half
+// reach the file and then fail.
 var ErrTear = errors.New("consensus: torn write")
 
 // Disk is every access of a Node to its state folder. Observe, if set, sees
@@ -228,7 +228,7 @@ func (d *Disk) free(dir string) (int64, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", dir, err)
 	}
-	return int64(st.Bavail) * int64(st.Bsize), nil
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // Bsize is smaller on 32-bit machines
 }
 
 // diskFile is a file of the log or the stable store. Its fsyncs are timed.

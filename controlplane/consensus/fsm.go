@@ -51,7 +51,7 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 
 // Restore implements raft.FSM.
 func (f *fsm) Restore(rc io.ReadCloser) error {
-	var r io.ReadCloser = rc
+	r := rc
 	for {
 		w, ok := r.(interface{ WrappedReadCloser() io.ReadCloser })
 		if !ok {

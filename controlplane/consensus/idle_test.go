@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/dunlin-project/dunlin/controlplane/state"
 )
 
@@ -74,8 +72,8 @@ func TestHaltsOnUnknownEntry(t *testing.T) {
 	n := openTest(t, cfg)
 	mustPropose(t, n, state.Op{Type: state.OpCreate, Record: object("ConfigMap", "", "a")})
 	future := []byte{0xa2, 0x01, 0x02, 0x02, 0x80} // entry format 2
-	res, ok := n.raft.Apply(future, time.Minute).(raft.ApplyFuture)
-	if !ok || res.Error() != nil {
+	res := n.raft.Apply(future, time.Minute)
+	if res.Error() != nil {
 		t.Fatalf("commit: %v", res.Error())
 	}
 	select {

@@ -307,7 +307,7 @@ func (l *Listener) Upgrade() http.Handler {
 			return
 		}
 		_ = c.SetDeadline(time.Time{})
-		var conn net.Conn = c
+		conn := c
 		if n := rw.Reader.Buffered(); n > 0 {
 			// The client did not wait for the answer: what it sent already comes
 			// first.
@@ -317,7 +317,7 @@ func (l *Listener) Upgrade() http.Handler {
 			}
 			conn = &aheadConn{Conn: c, ahead: ahead}
 		}
-		raw := net.Conn(c)
+		raw := c
 		if t, ok := c.(*tls.Conn); ok {
 			raw = t.NetConn()
 		}

@@ -266,7 +266,7 @@ func (s *Server) enrollNode(ctx context.Context, want, uid string, facts map[str
 				node.Annotations = map[string]string{AnnotationHardware: string(b)}
 			}
 		}
-		_, err = s.createNode(ctx, node, uid)
+		err = s.createNode(ctx, node, uid)
 		if err == nil {
 			return n, nil
 		}

@@ -59,7 +59,7 @@ func (s *Server) claimName(ctx context.Context, sess *session) string {
 	case apierrors.IsNotFound(err):
 		// Deleted while it was away: deleting the object is not declaring the
 		// node dead, and its certificate was not revoked.
-		if _, err := s.createNode(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: sess.node}}, sess.uid); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := s.createNode(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: sess.node}}, sess.uid); err != nil && !apierrors.IsAlreadyExists(err) {
 			return "the Node object cannot be made: " + err.Error()
 		}
 		return ""
@@ -90,7 +90,7 @@ const cidrTries = 32
 // createNode makes a Node with an identity and ranges of pod addresses of
 // its own. Ranges already in n.Spec are tried first: a node whose object was
 // deleted keeps its pods' addresses.
-func (s *Server) createNode(ctx context.Context, n *corev1.Node, uid string) (*corev1.Node, error) {
+func (s *Server) createNode(ctx context.Context, n *corev1.Node, uid string) error {
 	n = n.DeepCopy()
 	n.Spec.ProviderID = s.providerID(uid)
 	n.ResourceVersion, n.UID = "", ""
@@ -102,19 +102,18 @@ func (s *Server) createNode(ctx context.Context, n *corev1.Node, uid string) (*c
 		if len(n.Spec.PodCIDRs) == 0 {
 			cidrs, err := s.freeCIDRs(skip)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			n.Spec.PodCIDRs = cidrs
 		}
 		n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
-		obj, err := s.cfg.Store.Create(ctx, n.DeepCopy(), registry.WriteOptions{})
+		_, err := s.cfg.Store.Create(ctx, n.DeepCopy(), registry.WriteOptions{})
 		if err == nil {
 			s.leases.ensure(n.Name)
-			node, _ := obj.(*corev1.Node)
-			return node, nil
+			return nil
 		}
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "podCIDR") || try >= cidrTries {
-			return nil, err
+			return err
 		}
 		n.Spec.PodCIDRs = nil
 		skip = try // others race for the same ones
@@ -252,7 +251,7 @@ func mergeNodeMeta(cur, said *corev1.Node) bool {
 func mergeNodeStatus(cur, said corev1.NodeStatus) corev1.NodeStatus {
 	out := *said.DeepCopy()
 	out.Conditions = mergeConditions(cur.Conditions, said.Conditions)
-	out.Phase = cur.Phase //nolint:staticcheck // not ours to clear
+	out.Phase = cur.Phase
 	if out.Capacity == nil {
 		out.Capacity = cur.Capacity
 	}
@@ -293,7 +292,7 @@ func (s *Server) nodeNews(ctx context.Context, sess *session, said *corev1.Node)
 		n.Spec.PodCIDRs = said.Spec.PodCIDRs
 		mergeNodeMeta(n, said)
 		n.Status = said.Status
-		_, err = s.createNode(ctx, n, sess.uid)
+		err = s.createNode(ctx, n, sess.uid)
 		if err == nil || !apierrors.IsAlreadyExists(err) {
 			return err
 		}

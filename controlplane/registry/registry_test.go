@@ -18,12 +18,10 @@ import (
 )
 
 var (
-	podGK  = schema.GroupKind{Kind: "Pod"}
-	nsGK   = schema.GroupKind{Kind: "Namespace"}
-	svcGK  = schema.GroupKind{Kind: "Service"}
-	nodeGK = schema.GroupKind{Kind: "Node"}
-	cmGK   = schema.GroupKind{Kind: "ConfigMap"}
-	rsGK   = schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}
+	podGK = schema.GroupKind{Kind: "Pod"}
+	nsGK  = schema.GroupKind{Kind: "Namespace"}
+	svcGK = schema.GroupKind{Kind: "Service"}
+	cmGK  = schema.GroupKind{Kind: "ConfigMap"}
 )
 
 // world is a registry over the real state machine, without Raft.

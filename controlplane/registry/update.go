@@ -62,7 +62,7 @@ func (r *Registry) tryUpdate(ctx context.Context, served, stored *manifests.Kind
 		return nil, false, err
 	}
 	obj = toStored(obj)
-	if err := precheck(served, stored, rec, obj); err != nil {
+	if err := precheck(served, rec, obj); err != nil {
 		return nil, false, err
 	}
 	obj, chosen, err := r.admitUpdate(ctx, stored, sub, obj, cur, o)
@@ -102,7 +102,7 @@ func (r *Registry) tryUpdate(ctx context.Context, served, stored *manifests.Kind
 }
 
 // precheck compares what the caller returned with what is stored.
-func precheck(served, stored *manifests.Kind, rec *state.Record, obj runtime.Object) error {
+func precheck(served *manifests.Kind, rec *state.Record, obj runtime.Object) error {
 	m, err := meta.Accessor(obj)
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())
@@ -312,7 +312,7 @@ func (r *Registry) Bind(ctx context.Context, b []PodBinding, term uint64) ([]err
 	errs := make([]error, len(b))
 	for i := range res {
 		if res[i].Reason != state.ReasonNone {
-			errs[i] = &BindError{Reason: res[i].Reason, Detail: res[i].Detail, err: refused(pods, b[i].Namespace, b[i].Name, res[i])}
+			errs[i] = &BindError{Reason: res[i].Reason, Detail: res[i].Detail, err: refused(pods, b[i].Namespace, b[i].Name, res[i])} //nolint:gosec // one result an op: checked above
 		}
 	}
 	return errs, nil

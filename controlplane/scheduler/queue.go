@@ -166,13 +166,6 @@ func (q *queue) retry(p *waitingPod, now time.Time) {
 	q.to(p, inBackoff)
 }
 
-// again queues a taken pod at once.
-func (q *queue) again(p *waitingPod) {
-	if q.pods[p.rec.Header.UID] == p && p.where == inActive && p.index < 0 {
-		heap.Push(&q.active, p)
-	}
-}
-
 // park sets a taken pod aside until a hint comes.
 func (q *queue) park(p *waitingPod, now time.Time) {
 	if q.pods[p.rec.Header.UID] != p {

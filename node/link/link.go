@@ -352,7 +352,7 @@ func (l *Link) limited(ctx context.Context, c *conn) error {
 	go func() { done <- wc.Run(ctx) }()
 	defer func() {
 		wc.Close(nil)
-		<-done
+		_ = <-done // it was closed here
 	}()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -457,7 +457,7 @@ func (l *Link) leaseLoop(ctx context.Context, wc *wire.Conn) {
 	lastAck := time.Now()
 	for {
 		next := time.Now().Add(leaseInterval)
-		wait := leaseRetry
+		var wait time.Duration
 		sent := time.Now()
 		ok, err := l.leaseByUDP(ctx), error(nil)
 		if !ok {

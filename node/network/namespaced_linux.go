@@ -240,7 +240,11 @@ func createNamed(name string) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		ns, err := netns.NewNamed(name)
+		err := shareNamed()
+		var ns netns.NsHandle
+		if err == nil {
+			ns, err = netns.NewNamed(name)
+		}
 		if err == nil {
 			err = ns.Close()
 		}
@@ -250,6 +254,33 @@ func createNamed(name string) error {
 		done <- err
 	}()
 	return <-done
+}
+
+// shareNamed makes the folder of named namespaces a shared mount of its own,
+// as iproute2 does before it adds one. If we left that to a later 'ip netns
+// add', it would mount the folder over the namespaces that are there already,
+// and those could not be removed any more.
+func shareNamed() error {
+	const dir = "/run/netns"
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as iproute2 makes it
+		return err
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil { //nolint:gosec // a descriptor fits
+		return fmt.Errorf("lock %s: %w", dir, err)
+	}
+	share := func() error { return unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	if err := share(); !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount %s on itself: %w", dir, err)
+	}
+	return share()
 }
 
 // inNamespace runs f on a thread inside the namespace.
@@ -362,7 +393,7 @@ func (n *Namespaced) Listen(ctx context.Context, a *Allocation, containerPort, h
 		}
 	}()
 	err = n.inNamespace(func() error {
-		f, _, err := listenTCP(ctx, netip.AddrPortFrom(a.IP, uint16(containerPort))) //nolint:gosec // validated port
+		f, _, err := listenTCP(ctx, netip.AddrPortFrom(a.IP, uint16(containerPort)))
 		if err == nil {
 			files = append(files, f)
 		}

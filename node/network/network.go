@@ -110,7 +110,7 @@ func listenOn(ctx context.Context, network, address string) (*os.File, int32, er
 	if err != nil {
 		return nil, 0, fmt.Errorf("listen on %s: %w", address, err)
 	}
-	return f, int32(tl.Addr().(*net.TCPAddr).Port), nil //nolint:gosec // a TCP port fits
+	return f, int32(tl.Addr().(*net.TCPAddr).Port), nil
 }
 
 func dial(ctx context.Context, network string, ip netip.Addr, port int32) (net.Conn, error) {

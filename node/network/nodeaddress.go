@@ -41,7 +41,7 @@ func (n *NodeAddress) Listen(ctx context.Context, a *Allocation, containerPort, 
 	if fixed != 0 {
 		want = fixed
 	}
-	f, port, err := listenTCP(ctx, netip.AddrPortFrom(a.IP, uint16(want))) //nolint:gosec // validated port
+	f, port, err := listenTCP(ctx, netip.AddrPortFrom(a.IP, uint16(want)))
 	if err != nil && isInUse(err) && fixed == 0 && want != 0 {
 		// The port it had before the restart is taken: any other will do.
 		f, port, err = listenTCP(ctx, netip.AddrPortFrom(a.IP, 0))

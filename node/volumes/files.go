@@ -203,7 +203,7 @@ func (w *writer) perm(f file) fs.FileMode {
 	if w.group {
 		m |= 0o440
 	}
-	return fs.FileMode(m) & fs.ModePerm //nolint:gosec // permission bits
+	return fs.FileMode(m) & fs.ModePerm
 }
 
 // same says whether the folder holds exactly these files.

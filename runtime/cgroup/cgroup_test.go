@@ -155,7 +155,7 @@ func TestCPUQuota(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := time.Duration(st.CPUNanos) //nolint:gosec // small
+	used := time.Duration(st.CPUNanos)
 	if used == 0 || used > 900*time.Millisecond {
 		t.Errorf("a fifth of a core for 2 s gave %s", used)
 	}

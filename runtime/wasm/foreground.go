@@ -65,7 +65,7 @@ func RunForeground(ctx context.Context, o ForegroundOptions) (int, error) {
 	if o.MemoryLimit > 0 {
 		spec.Sandbox.Data = uint64(o.MemoryLimit) + dataMargin
 	}
-	if os.Geteuid() == 0 && o.Warn != nil && len(sandbox.Probe().Missing) == 0 {
+	if os.Geteuid() == 0 && o.Warn != nil {
 		o.Warn("the guest runs as root, as you do: it can reach what it is given with --mount, and nothing else")
 	}
 	for _, m := range o.Mounts {
@@ -94,7 +94,9 @@ func RunForeground(ctx context.Context, o ForegroundOptions) (int, error) {
 	return foregroundRun(ctx, binary, spec, module, sockets, func(missing []string) {
 		if o.Warn != nil {
 			for _, m := range missing {
-				o.Warn(m)
+				if m != sandbox.AsRoot { // said above
+					o.Warn(m)
+				}
 			}
 		}
 		if o.Started != nil {
@@ -150,7 +152,7 @@ func foregroundPorts(ctx context.Context, ports []string, spec *host.Spec) (file
 		}
 		files = append(files, f)
 		addresses = append(addresses, bound.String())
-		spec.Listeners = append(spec.Listeners, host.Listener{Name: strconv.Itoa(bound.Port), Port: int32(bound.Port)}) //nolint:gosec // a port
+		spec.Listeners = append(spec.Listeners, host.Listener{Name: strconv.Itoa(bound.Port), Port: int32(bound.Port)})
 		spec.Sockets = append(spec.Sockets, i)
 	}
 	return files, addresses, nil

@@ -142,18 +142,6 @@ func reap(pid int) syscall.WaitStatus {
 	}
 }
 
-// lastLines is the end of a text file, for a message.
-func lastLines(path string, limit int) string {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	if len(b) > limit {
-		b = b[len(b)-limit:]
-	}
-	return strings.TrimSpace(strings.ToValidUTF8(string(b), "?"))
-}
-
 // firstLines is the beginning of a text file: where a Go program says what
 // killed it.
 func firstLines(path string, limit int) string {

@@ -169,6 +169,6 @@ func processStats(pid int) (workload.Stats, error) {
 	user, _ := strconv.ParseUint(f[11], 10, 64)
 	system, _ := strconv.ParseUint(f[12], 10, 64)
 	pages, _ := strconv.ParseUint(f[21], 10, 64)
-	const tick = uint64(time.Second / 100)                                                                               // USER_HZ
-	return workload.Stats{CPUNanos: (user + system) * tick, MemoryBytes: pages * uint64(os.Getpagesize()), PIDs: 1}, nil //nolint:gosec // positive
+	const tick = uint64(time.Second / 100) // USER_HZ
+	return workload.Stats{CPUNanos: (user + system) * tick, MemoryBytes: pages * uint64(os.Getpagesize()), PIDs: 1}, nil
 }

@@ -19,9 +19,9 @@ func (r *Runtime) Stop(ctx context.Context, id workload.ID, grace time.Duration)
 		return err
 	}
 	defer unlock()
-	p, err := r.process(id)
-	if err != nil || p == nil {
-		return err
+	p := r.process(id)
+	if p == nil {
+		return nil
 	}
 	if err := host.Send(r.folder(id), host.Request{Command: "stop", Grace: grace}, controlTimeout); err != nil {
 		r.log.Warn("host did not take the stop request", "container", id.Container, "pid", p.pid, "err", err)
@@ -45,9 +45,9 @@ func (r *Runtime) Kill(ctx context.Context, id workload.ID) error {
 		return err
 	}
 	defer unlock()
-	p, err := r.process(id)
-	if err != nil || p == nil {
-		return err
+	p := r.process(id)
+	if p == nil {
+		return nil
 	}
 	return r.kill(ctx, id, p)
 }
@@ -68,16 +68,16 @@ func (r *Runtime) kill(ctx context.Context, id workload.ID, p *watched) error {
 
 // process returns the attempt's live process, adopting it if need be; nil
 // when there is none.
-func (r *Runtime) process(id workload.ID) (*watched, error) {
+func (r *Runtime) process(id workload.ID) *watched {
 	if p := r.watch.get(id); p != nil {
-		return p, nil
+		return p
 	}
 	h, ok := r.readHost(r.folder(id))
 	if !ok || !r.isAlive(h) {
-		return nil, nil
+		return nil
 	}
 	r.watch.add(id, h.PID, h.StartTime)
-	return r.watch.get(id), nil
+	return r.watch.get(id)
 }
 
 // Remove implements workload.Runtime.
@@ -87,9 +87,7 @@ func (r *Runtime) Remove(ctx context.Context, id workload.ID) error {
 		return err
 	}
 	defer unlock()
-	if p, err := r.process(id); err != nil {
-		return err
-	} else if p != nil {
+	if p := r.process(id); p != nil {
 		if err := r.kill(ctx, id, p); err != nil {
 			return err
 		}

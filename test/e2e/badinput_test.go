@@ -3,8 +3,11 @@
 package e2e
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -12,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/dunlin-project/dunlin/test/cluster"
 )
@@ -102,7 +106,7 @@ func TestWrongModulesAreRefusedInWords(t *testing.T) {
 // failStart runs a server that must refuse to start, and returns what it said.
 func failStart(t *testing.T, dir string, flags ...string) string {
 	t.Helper()
-	args := append([]string{"server", "--no-node", "--node-name", "x", "--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run"), "--config-dir", filepath.Join(dir, "config")}, flags...)
+	args := append([]string{"server", "--gossip-port", "0", "--no-node", "--node-name", "x", "--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run"), "--config-dir", filepath.Join(dir, "config")}, flags...)
 	cmd := exec.Command("timeout", append([]string{"20", cluster.Binary(t)}, args...)...)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
@@ -166,5 +170,218 @@ func TestSecondServerOnOneFolder(t *testing.T) {
 	got := failStart(t, c.Dir, "--listen", "127.0.0.1:0")
 	if !strings.Contains(got, fmt.Sprint(c.Cmd.Process.Pid)) && !strings.Contains(got, "in use") {
 		t.Fatalf("must say which process holds the folder: %s", got)
+	}
+}
+
+// TestWrongModulesAsPods: a module that cannot run says why in the pod's
+// status, and the guest beside it goes on.
+func TestWrongModulesAsPods(t *testing.T) {
+	c := cluster.New(t)
+	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	c.Apply(deployment("healthy", "sleep.wasm", 1, ""))
+	c.WaitReady("app=healthy", 1)
+	before := c.HostPIDs()
+	pod := func(name, image string) string {
+		return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec:\n  runtimeClassName: wasm\n  containers: [{name: main, image: %q}]\n", name, image)
+	}
+	html := filepath.Join(c.Dir, "page.wasm")
+	if err := os.WriteFile(html, []byte("<!DOCTYPE html><html></html>"), 0o644); err != nil { //nolint:gosec // any user may read it
+		t.Fatal(err)
+	}
+	for name, f := range map[string]struct{ image, says string }{
+		"imports": {"file://" + cluster.Module(t, "imports"), "env.read_sensor, spin.http_send"},
+		"html":    {"file://" + html, "HTML"},
+		"absent":  {"file:///no/such/file.wasm", "must exist on this node"},
+		"unknown": {"unknown.wasm", "dunlin import unknown.wasm"},
+	} {
+		c.Apply(pod(name, f.image))
+		c.Eventually(30*time.Second, name+" says why it does not run", func() error {
+			out := c.Run("describe", "pod", name)
+			if !strings.Contains(out, "Why:") || !strings.Contains(out, "Next:") || !strings.Contains(out, f.says) {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	// What is given later starts by itself.
+	c.Import("unknown.wasm", cluster.Module(t, "sleep"))
+	c.Eventually(60*time.Second, "the pod starts once its module is there", func() error {
+		if out := c.Run("get", "pod", "unknown"); !strings.Contains(out, "Running") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	for k, pid := range before {
+		if c.HostPIDs()[k] != pid {
+			t.Errorf("the healthy guest %s was disturbed", k)
+		}
+	}
+}
+
+// TestWhatDoesNotRunSaysWhy: pending and terminating objects give one reason,
+// its age and the next action.
+func TestWhatDoesNotRunSaysWhy(t *testing.T) {
+	c := cluster.New(t)
+	pod := func(name, meta, spec, container string) string {
+		return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s%s}\nspec:\n  runtimeClassName: wasm\n%s  containers:\n  - {name: main, image: sleep.wasm%s}\n", name, meta, spec, container)
+	}
+	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	for name, f := range map[string]struct {
+		manifest string
+		says     []string
+	}{
+		"big":      {pod("big", "", "", ", resources: {requests: {memory: 9000Gi}}"), []string{"1 Insufficient memory (needs 9000Gi, most free ", "ask for less"}},
+		"picky":    {pod("picky", "", "  nodeSelector: {disk: ssd}\n", ""), []string{"0/1 nodes are available", "compare its nodeSelector"}},
+		"other":    {strings.Replace(pod("other", "", "", ""), "wasm\n", "oci\n", 1), []string{"cannot run RuntimeClass oci", "runtimeClassName: wasm"}},
+		"waiting":  {pod("waiting", "", "", ", envFrom: [{configMapRef: {name: later}}]"), []string{`configmap "later" not found`, "create what is missing"}},
+		"finalize": {pod("finalize", ", finalizers: [example.com/hold]", "", ""), nil},
+	} {
+		c.Apply(f.manifest)
+		c.Eventually(30*time.Second, name+" says why", func() error {
+			out := c.Run("describe", "pod", name)
+			for _, want := range f.says {
+				if !strings.Contains(out, want) {
+					return fmt.Errorf("no %q in:\n%s", want, out)
+				}
+			}
+			return nil
+		})
+	}
+	if _, err := c.Try("delete", "pod", "finalize", "--timeout", "2s"); err == nil || !strings.Contains(err.Error(), "it waits for finalizers example.com/hold") {
+		t.Errorf("delete: %v", err)
+	}
+	if out := c.Run("describe", "pod", "finalize"); !strings.Contains(out, "Terminating:") || !strings.Contains(out, "finalizers example.com/hold") {
+		t.Errorf("describe: %s", out)
+	}
+	c.Apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: later}\ndata: {A: b}\n")
+	c.Eventually(60*time.Second, "the pod starts once its ConfigMap is there", func() error {
+		if out := c.Run("get", "pod", "waiting"); !strings.Contains(out, "Running") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// TestStateOfAnotherVersionOrCluster: a server refuses what it must not
+// touch, in one line, and leaves it as it is.
+func TestStateOfAnotherVersionOrCluster(t *testing.T) {
+	c := cluster.New(t)
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	raft := filepath.Join(c.Dir, "state", "server", "raft")
+	t.Run("newer version", func(t *testing.T) {
+		// The number after the magic is the format of the record.
+		for _, slot := range []string{"identity.0", "identity.1"} {
+			name := filepath.Join(raft, slot)
+			old, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			newer := bytes.Clone(old)
+			binary.BigEndian.PutUint32(newer[4:], binary.BigEndian.Uint32(old[4:])+1)
+			if err := os.WriteFile(name, newer, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := os.WriteFile(name, old, 0o600); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		before := snapshot(t, raft)
+		if got := failStart(t, c.Dir, "--listen", "127.0.0.1:0"); !strings.Contains(got, "newer version") {
+			t.Error(got)
+		}
+		if now := snapshot(t, raft); !maps.Equal(before, now) {
+			t.Errorf("the refused folder was changed: %v, was %v", now, before)
+		}
+	})
+	t.Run("other cluster", func(t *testing.T) {
+		other := cluster.New(t)
+		if err := other.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(raft, raft+".own"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(other.Dir, "state", "server", "raft"), raft); err != nil {
+			t.Fatal(err)
+		}
+		if got := failStart(t, c.Dir, "--listen", "127.0.0.1:0"); !strings.Contains(got, "another cluster") && !strings.Contains(got, "of cluster") {
+			t.Error(got)
+		}
+		if err := errors.Join(os.RemoveAll(raft), os.Rename(raft+".own", raft)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	c.Start() // with its own state it goes on
+}
+
+// TestHostnameIsCleaned: a name with capitals and underscores works, and the
+// server says what it made of it.
+func TestHostnameIsCleaned(t *testing.T) {
+	c := cluster.New(t, "--node-name", "e2E") // the last flag counts
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.ReadFile(filepath.Join(c.Dir, "server.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(log), "from=e2E to=e2e") {
+		t.Fatalf("the log does not say that the name was changed:\n%s", log)
+	}
+	out, err := exec.Command(cluster.Binary(t), "preflight", "--node-name", "Rpi_Node1").CombinedOutput()
+	if !strings.Contains(string(out), "rpi-node1") {
+		t.Fatalf("preflight: %s, %v", out, err)
+	}
+}
+
+// TestWrongCommandLines have exit code 2, and what cannot be done 1.
+func TestWrongCommandLines(t *testing.T) {
+	c := cluster.New(t)
+	for line, f := range map[string]struct {
+		code int
+		says string
+	}{
+		"nope":                               {2, "unknown command"},
+		"get":                                {2, "Usage: dunlin get"},
+		"get pods --nope":                    {2, "unknown flag"},
+		"get pods -o nope":                   {2, "wide, yaml, json and name"},
+		"get podz":                           {1, "did you mean"},
+		"get pods nope":                      {1, `pods "nope" not found`},
+		"describe pod nope":                  {1, `pods "nope" not found`},
+		"logs nope":                          {1, `pods "nope" not found`},
+		"delete pod":                         {2, "--all"},
+		"delete pod nope":                    {1, "not found"},
+		"delete pod nope --ignore-not-found": {0, ""},
+		"scale ns/default --replicas=2":      {1, "cannot be scaled"},
+		"scale deploy/nope --replicas=2":     {1, "not found"},
+		"scale deploy/nope":                  {2, "replicas"},
+		"rollout status ns/default":          {2, "works on Deployments"},
+		"rollout undo deploy/nope":           {1, "not found"},
+		"apply":                              {2, "-f"},
+		"apply -f /nonexistent":              {1, "no such file"},
+		"get pods --kubeconfig /nonexistent": {1, "/nonexistent"},
+		"token create --ttl=-1s":             {2, "positive"},
+		"version extra":                      {2, ""},
+		"version":                            {0, "dunlin"},
+		"kubeconfig --path":                  {0, "admin.kubeconfig"},
+		"completion bash":                    {0, "bash completion"},
+		"__complete get namesp":              {0, "namespaces"},
+		"__complete describe ns ":            {0, "kube-system"},
+	} {
+		args := strings.Split(line, " ")
+		cmd := exec.Command(cluster.Binary(t), args...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "DUNLIN_CONFIG=/dev/null")
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		if got := cmd.ProcessState.ExitCode(); got != f.code || !strings.Contains(string(out), f.says) {
+			t.Errorf("dunlin %s: exit %d, want %d and %q: %s", line, got, f.code, f.says, out)
+		}
 	}
 }

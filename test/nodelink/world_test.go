@@ -98,12 +98,11 @@ type stored struct {
 }
 
 type options struct {
-	listen  net.Listener
-	keep    *stored
-	epoch   uint64
-	handler http.Handler
-	tokens  nodeapi.TokenIssuer
-	ns      bool
+	listen net.Listener
+	keep   *stored
+	epoch  uint64
+	tokens nodeapi.TokenIssuer
+	ns     bool
 	// gossipID is the server's in its pool; "" is no leases by UDP.
 	gossipID string
 }
@@ -176,7 +175,6 @@ func (s *server) keep() *stored { return &stored{machine: s.machine, ca: s.ca, c
 type agent struct {
 	*link.Link
 	id   *pki.NodeIdentity
-	dir  string
 	stop func()
 	gen  *uint64
 	mu   *sync.Mutex

@@ -199,11 +199,11 @@ func unspecified(pod *corev1.Pod, q *corev1.ResourceQuota) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(q.Spec.Hard)) {
 		side, plain := requestsOf, name
-		switch {
-		case name == corev1.ResourceCPU || name == corev1.ResourceMemory:
-		case name == corev1.ResourceRequestsCPU || name == corev1.ResourceRequestsMemory:
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory:
+		case corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory:
 			plain = corev1.ResourceName(strings.TrimPrefix(string(name), corev1.DefaultResourceRequestsPrefix))
-		case name == corev1.ResourceLimitsCPU || name == corev1.ResourceLimitsMemory:
+		case corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory:
 			side, plain = limitsOf, corev1.ResourceName(strings.TrimPrefix(string(name), "limits."))
 		default:
 			continue

@@ -39,7 +39,7 @@ func (p ServiceAccount) Admit(ctx context.Context, a *admission.Attributes) erro
 	if pod.Spec.ServiceAccountName == "" {
 		pod.Spec.ServiceAccountName = defaultServiceAccount
 	}
-	pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName //nolint:staticcheck // old clients read it
+	pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName
 	sa, err := p.account(ctx, a, pod.Spec.ServiceAccountName)
 	if err != nil {
 		return err

@@ -203,7 +203,7 @@ func (h *Handler) serveV3(w http.ResponseWriter, r *http.Request, path string, a
 		w.Header().Set("Expires", h.clock.Now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
 		h.send(w, r, l, "public, immutable")
 	default:
-		http.Redirect(w, r, "/openapi/v3/"+path+"?hash="+l.hash, http.StatusMovedPermanently)
+		http.Redirect(w, r, "/openapi/v3/"+path+"?hash="+l.hash, http.StatusMovedPermanently) //nolint:gosec // to a path of this server: it begins with /openapi/v3/
 	}
 }
 

@@ -172,8 +172,8 @@ func TestCells(t *testing.T) {
 		{"empty endpoint slice", &discoveryv1.EndpointSlice{ObjectMeta: named("e"), AddressType: discoveryv1.AddressTypeIPv6}, []any{"e", "IPv6", "<unset>", "<unset>", "3d"}},
 		{"endpoints", &corev1.Endpoints{ //nolint:staticcheck // old clients read it
 			ObjectMeta: named("e"), Subsets: []corev1.EndpointSubset{ //nolint:staticcheck // old clients read it
-				{Addresses: []corev1.EndpointAddress{{IP: "1.1.1.1"}, {IP: "::1"}}, Ports: []corev1.EndpointPort{{Port: 80}, {Port: 443}}}, //nolint:staticcheck // old clients read it
-				{Addresses: []corev1.EndpointAddress{{IP: "2.2.2.2"}}},                                                                     //nolint:staticcheck // old clients read it
+				{Addresses: []corev1.EndpointAddress{{IP: "1.1.1.1"}, {IP: "::1"}}, Ports: []corev1.EndpointPort{{Port: 80}, {Port: 443}}},
+				{Addresses: []corev1.EndpointAddress{{IP: "2.2.2.2"}}},
 			},
 		}, []any{"e", "1.1.1.1:80,[::1]:80,1.1.1.1:443 + 2 more...", "3d"}},
 		{"no endpoints", &corev1.Endpoints{ObjectMeta: named("e")}, []any{"e", "<none>", "3d"}}, //nolint:staticcheck // old clients read it

@@ -196,8 +196,8 @@ func (c *controller) service() object {
 func endpoints(servers []netip.AddrPort) object {
 	var subsets []corev1.EndpointSubset //nolint:staticcheck // old clients read Endpoints
 	for _, s := range servers {
-		port := corev1.EndpointPort{Name: "https", Port: int32(s.Port()), Protocol: corev1.ProtocolTCP} //nolint:staticcheck // see above
-		address := corev1.EndpointAddress{IP: s.Addr().String()}                                        //nolint:staticcheck // see above
+		port := corev1.EndpointPort{Name: "https", Port: int32(s.Port()), Protocol: corev1.ProtocolTCP}
+		address := corev1.EndpointAddress{IP: s.Addr().String()}
 		if n := len(subsets); n > 0 && subsets[n-1].Ports[0] == port {
 			subsets[n-1].Addresses = append(subsets[n-1].Addresses, address)
 			continue

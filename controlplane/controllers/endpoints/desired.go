@@ -229,7 +229,7 @@ func subsets(list []candidate) (out []corev1.EndpointSubset, cut bool) { //nolin
 			if s == nil {
 				s = &corev1.EndpointSubset{} //nolint:staticcheck // see above
 				for _, p := range c.ports.ports {
-					s.Ports = append(s.Ports, corev1.EndpointPort{Name: *p.Name, Port: *p.Port, Protocol: *p.Protocol, AppProtocol: p.AppProtocol}) //nolint:staticcheck // see above
+					s.Ports = append(s.Ports, corev1.EndpointPort{Name: *p.Name, Port: *p.Port, Protocol: *p.Protocol, AppProtocol: p.AppProtocol})
 				}
 				byPorts[c.ports.id] = s
 				order = append(order, c.ports.id)

@@ -142,7 +142,7 @@ func (c *controller) givenUp(name string) bool {
 		return false
 	}
 	n, ok := obj.(*corev1.Node)
-	return ok && hasTaint(n, corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute)
+	return ok && unreachable(n, corev1.TaintEffectNoExecute)
 }
 
 func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duration, error) {

@@ -244,7 +244,7 @@ func TestLostAndFound(t *testing.T) {
 			}
 		}
 		node := fixture.Get[*corev1.Node](w, fixture.Node, "", "n1")
-		if !hasTaint(node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute) || node.Status.Conditions[0].Status != corev1.ConditionUnknown {
+		if !unreachable(node, corev1.TaintEffectNoExecute) || node.Status.Conditions[0].Status != corev1.ConditionUnknown {
 			t.Fatalf("node %+v %+v", node.Spec.Taints, node.Status.Conditions)
 		}
 		rs := fixture.Get[*appsv1.ReplicaSet](w, fixture.ReplicaSet, "default", "rs")
@@ -291,10 +291,10 @@ func TestFrozenZoneKeepsItsPods(t *testing.T) {
 	w.Settle(c)
 	p := fixture.Get[*corev1.Pod](w, fixture.Pod, "default", "p")
 	node := fixture.Get[*corev1.Node](w, fixture.Node, "", "far")
-	if !needed(p, unready) || lost.Is(p) || hasTaint(node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute) {
+	if !needed(p, unready) || lost.Is(p) || unreachable(node, corev1.TaintEffectNoExecute) {
 		t.Fatalf("touched: %+v %+v", p.Status.Conditions, node.Spec.Taints)
 	}
-	if !hasTaint(node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule) {
+	if !unreachable(node, corev1.TaintEffectNoSchedule) {
 		t.Fatal("nothing new may go there")
 	}
 }

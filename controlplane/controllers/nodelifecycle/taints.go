@@ -35,7 +35,7 @@ func desiredTaints(n *corev1.Node, v verdict, now time.Time) []corev1.Taint {
 	switch {
 	case v.silent:
 		add(corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule)
-		if v.evict || hasTaint(n, corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute) {
+		if v.evict || unreachable(n, corev1.TaintEffectNoExecute) {
 			add(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute)
 		}
 	case !known:
@@ -85,8 +85,11 @@ func mergeTaints(have, want []corev1.Taint, now time.Time) []corev1.Taint {
 	return out
 }
 
-func hasTaint(n *corev1.Node, key string, effect corev1.TaintEffect) bool {
-	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key && t.Effect == effect })
+// unreachable says whether the node has the unreachable taint of that effect.
+func unreachable(n *corev1.Node, effect corev1.TaintEffect) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == corev1.TaintNodeUnreachable && t.Effect == effect
+	})
 }
 
 // never is a wait without an end.

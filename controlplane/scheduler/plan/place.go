@@ -32,7 +32,7 @@ func Place(n *Nodes, g *Group) []int {
 	}
 	d := newDemand(n, g)
 	if g.Count == 1 {
-		slot := -1
+		var slot int
 		if g.Spread || g.Shape.prefer != nil || len(d.extra) > 0 || len(g.HostPorts) > 0 {
 			slot = d.bestGeneral()
 		} else {

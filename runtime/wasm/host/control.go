@@ -135,9 +135,9 @@ func (c *control) start() {
 func (c *control) run() {
 	buf := make([]byte, 64)
 	fds := []unix.PollFd{
-		{Fd: int32(c.timer), Events: unix.POLLIN},  //nolint:gosec // a descriptor
-		{Fd: int32(c.wake), Events: unix.POLLIN},   //nolint:gosec // a descriptor
-		{Fd: int32(c.listen), Events: unix.POLLIN}, //nolint:gosec // a descriptor
+		{Fd: int32(c.timer), Events: unix.POLLIN},
+		{Fd: int32(c.wake), Events: unix.POLLIN},
+		{Fd: int32(c.listen), Events: unix.POLLIN},
 	}
 	for {
 		n, _, e := unix.Syscall(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(len(fds)), 0)
@@ -224,7 +224,7 @@ func (c *control) serve(buf []byte) {
 		}
 		got += n
 	}
-	d := time.Duration(le.Uint64(buf[1:])) //nolint:gosec // a duration
+	d := time.Duration(le.Uint64(buf[1:]))
 	buf[0] = c.command(buf[0], d)
 	_, _ = unix.Write(fd, buf[:1])
 }

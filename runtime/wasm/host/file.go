@@ -95,7 +95,7 @@ func (o *osFile) SetAppend(on bool) sys.Errno {
 func (o *osFile) Stat() (wsys.Stat_t, sys.Errno) { return o.stat() }
 
 func (o *osFile) dirErrno(err error) sys.Errno {
-	if err == nil || err == io.EOF {
+	if err == nil || errors.Is(err, io.EOF) {
 		return 0
 	}
 	if dir, errno := o.IsDir(); errno == 0 && dir {

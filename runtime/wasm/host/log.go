@@ -156,7 +156,7 @@ func (l *criLog) flush() {
 		n, err := l.file.Write(part)
 		l.size += int64(n)
 		if err != nil {
-			l.lost += uint64(len(part) - n) //nolint:gosec // n <= len
+			l.lost += uint64(len(part) - n)
 		}
 	}
 }

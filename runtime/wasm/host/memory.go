@@ -26,7 +26,7 @@ func (m *memoryLimit) Allocate(_, maxBytes uint64) experimental.LinearMemory {
 		if size > math.MaxInt/2 {
 			continue
 		}
-		b, err := unix.Mmap(-1, 0, int(max(size, wasmPage)), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) //nolint:gosec // bounded above
+		b, err := unix.Mmap(-1, 0, int(max(size, wasmPage)), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 		if err == nil {
 			return &linearMemory{owner: m, reserved: b}
 		}

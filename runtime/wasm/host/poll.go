@@ -55,7 +55,7 @@ type subState struct {
 }
 
 func (p *poller) oneoff(ctx context.Context, mod api.Module, stack []uint64) uint32 {
-	in, out, n, result := uint32(stack[0]), uint32(stack[1]), uint32(stack[2]), uint32(stack[3]) //nolint:gosec // wasm i32
+	in, out, n, result := uint32(stack[0]), uint32(stack[1]), uint32(stack[2]), uint32(stack[3])
 	if n == 0 || n > maxSubscriptions {
 		return eInval
 	}
@@ -103,7 +103,7 @@ func (p *poller) oneoff(ctx context.Context, mod api.Module, stack []uint64) uin
 		ev := events[count*eventSize : (count+1)*eventSize]
 		clear(ev)
 		le.PutUint64(ev, userdata)
-		le.PutUint16(ev[8:], uint16(st.errno)) //nolint:gosec // below 77
+		le.PutUint16(ev[8:], uint16(st.errno))
 		ev[10] = kind
 		if kind != eventClock && st.errno == 0 {
 			le.PutUint64(ev[16:], 1)
@@ -125,7 +125,7 @@ func (p *poller) subscribe(ctx context.Context, mod api.Module, i int, sub []byt
 	case eventClock:
 		return clockState(le.Uint32(sub[16:]), le.Uint64(sub[24:]), le.Uint16(sub[40:]), now), 0
 	case eventRead, eventWrite:
-		fd := int32(le.Uint32(sub[16:])) //nolint:gosec // wasm i32
+		fd := int32(le.Uint32(sub[16:]))
 		events := int16(unix.POLLIN)
 		if sub[8] == eventWrite {
 			events = unix.POLLOUT
@@ -170,9 +170,9 @@ func clockState(id uint32, timeout uint64, flags uint16, now time.Time) subState
 	if flags&abstime != 0 {
 		switch id {
 		case clockRealtime:
-			st.due = time.Unix(0, int64(timeout)).Sub(now) //nolint:gosec // bounded above
+			st.due = time.Unix(0, int64(timeout)).Sub(now)
 		case clockMonotonic:
-			st.due = time.Duration(int64(timeout) - nanotime()) //nolint:gosec // bounded above
+			st.due = time.Duration(int64(timeout) - nanotime())
 		}
 	}
 	st.due = max(st.due, 0)

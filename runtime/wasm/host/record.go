@@ -135,10 +135,10 @@ func Send(dir string, cmd Request, timeout time.Duration) error {
 	switch cmd.Command {
 	case "stop":
 		msg[0] = cmdStop
-		le.PutUint64(msg[1:], uint64(cmd.Grace)) //nolint:gosec // a duration
+		le.PutUint64(msg[1:], uint64(cmd.Grace))
 	case "extend":
 		msg[0] = cmdExtend
-		le.PutUint64(msg[1:], uint64(cmd.Until)) //nolint:gosec // a duration
+		le.PutUint64(msg[1:], uint64(cmd.Until))
 	case "ping":
 		msg[0] = cmdPing
 	default:

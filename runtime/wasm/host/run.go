@@ -130,7 +130,7 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 	}
 	g := &Guest{
 		Args: s.Args, Env: s.Env, Listeners: s.Listeners,
-		Sockets: make([][]int, len(s.Listeners)), MemoryLimit: uint64(max(s.MemoryLimit, 0)), //nolint:gosec // not negative
+		Sockets: make([][]int, len(s.Listeners)), MemoryLimit: uint64(max(s.MemoryLimit, 0)),
 	}
 	for i, l := range s.Sockets {
 		fd := fdSockets + i
@@ -320,7 +320,7 @@ func explain(o Outcome, limit int64, stderr string) (reason, message string) {
 		return reason, ""
 	}
 	if o.MemoryRefused && limit > 0 {
-		parts = append(parts, fmt.Sprintf("it reached its memory limit of %s (%s in use)", bytesText(uint64(limit)), bytesText(o.MemoryPeak))) //nolint:gosec // positive
+		parts = append(parts, fmt.Sprintf("it reached its memory limit of %s (%s in use)", bytesText(uint64(limit)), bytesText(o.MemoryPeak)))
 	}
 	if stderr != "" {
 		parts = append(parts, "last output: "+stderr)

@@ -245,7 +245,7 @@ func (c *conn) try(events int16, op func() (int, error)) (int, sys.Errno) {
 			return 0, sys.EBADF
 		}
 		n, err := op()
-		switch err {
+		switch err { //nolint:errorlint // bare errno from package unix
 		case nil:
 			return n, 0
 		case unix.EINTR:
@@ -285,7 +285,7 @@ const acceptPath = "c"
 func (s *sockets) override(w *wasiTable) {
 	open := w.original("path_open")
 	w.replace("sock_accept", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
-		fd, flags, result := int32(stack[0]), uint32(stack[1]), uint32(stack[2]) //nolint:gosec // wasm i32
+		fd, flags, result := int32(stack[0]), uint32(stack[1]), uint32(stack[2])
 		if s.listener(fd) == nil {
 			return eBadf
 		}

@@ -78,9 +78,9 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
 	s := newSockets()
-	first := int32(3 + len(g.Mounts)) //nolint:gosec // a handful
+	first := int32(3 + len(g.Mounts))
 	for i, fds := range g.Sockets {
-		s.listeners[first+int32(i)] = &listener{set: s, fds: fds} //nolint:gosec // a handful
+		s.listeners[first+int32(i)] = &listener{set: s, fds: fds}
 	}
 	table, err := newWASITable(ctx, r)
 	if err != nil {
@@ -117,16 +117,13 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 // listeners. wazero's own defaults are a clock that stands in 2022, a sleep
 // that returns at once and the same random bytes every time.
 func moduleConfig(g *Guest, s *sockets) wazero.ModuleConfig {
-	fsc := wazero.NewFSConfig().(sysfs.FSConfig)
-	var files wazero.FSConfig = wazero.NewFSConfig()
+	files := wazero.NewFSConfig()
 	for _, m := range g.Mounts {
-		fsc = files.(sysfs.FSConfig)
-		files = fsc.WithSysFSMount(m.fs, m.path)
+		files = files.(sysfs.FSConfig).WithSysFSMount(m.fs, m.path)
 	}
 	for i := range g.Sockets {
-		fsc = files.(sysfs.FSConfig)
-		l := s.listeners[int32(3+len(g.Mounts)+i)] //nolint:gosec // a handful
-		files = fsc.WithSysFSMount(l, fmt.Sprintf("/.listener/%d", i))
+		l := s.listeners[int32(3+len(g.Mounts)+i)]
+		files = files.(sysfs.FSConfig).WithSysFSMount(l, fmt.Sprintf("/.listener/%d", i))
 	}
 	c := wazero.NewModuleConfig().
 		WithName("").
@@ -158,7 +155,7 @@ func moduleConfig(g *Guest, s *sockets) wazero.ModuleConfig {
 
 func walltime() (int64, int32) {
 	t := time.Now()
-	return t.Unix(), int32(t.Nanosecond()) //nolint:gosec // below 1e9
+	return t.Unix(), int32(t.Nanosecond())
 }
 
 func nanotime() int64 {
