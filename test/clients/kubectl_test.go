@@ -6,6 +6,7 @@
 package clients
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -61,7 +62,7 @@ func (k *kubectl) in(stdin string, args ...string) string {
 	k.t.Helper()
 	out, err := k.command(stdin, args...)
 	if err != nil {
-		k.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		k.t.Errorf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return out
 }
@@ -72,7 +73,7 @@ func (k *kubectl) has(words []string, args ...string) string {
 	out := k.ok(args...)
 	for _, w := range words {
 		if !strings.Contains(out, w) {
-			k.t.Fatalf("kubectl %s: no %q in:\n%s", strings.Join(args, " "), w, out)
+			k.t.Errorf("kubectl %s: no %q in:\n%s", strings.Join(args, " "), w, out)
 		}
 	}
 	return out
@@ -83,7 +84,7 @@ func (k *kubectl) fails(words string, args ...string) {
 	k.t.Helper()
 	out, err := k.command("", args...)
 	if err == nil || !strings.Contains(out, words) {
-		k.t.Fatalf("kubectl %s: %v, no %q in:\n%s", strings.Join(args, " "), err, words, out)
+		k.t.Errorf("kubectl %s: %v, no %q in:\n%s", strings.Join(args, " "), err, words, out)
 	}
 }
 
@@ -99,6 +100,7 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       runtimeClassName: wasm
+      terminationGracePeriodSeconds: 1
       containers:
       - name: main
         image: print.wasm
@@ -128,16 +130,17 @@ func TestKubectl(t *testing.T) {
 			k := newKubectl(t, c, bin, strings.ReplaceAll(bin, ".", "-"))
 			k.discovery(old)
 			k.applyAndGet(old)
+			k.watches(old)
 			k.rollouts()
 			k.change(old)
 			k.logs()
-			k.removal(old)
+			k.removal()
 		})
 	}
 }
 
 func (k *kubectl) discovery(old bool) {
-	k.has(w("Server Version", "v1.37.2"), versionArgs(old)...)
+	k.has(w("Server Version", "v1.37.2"), "version")
 	k.has(w("deployments", "configmaps", "cm"), "api-resources")
 	k.has(w("apps/v1", "coordination.k8s.io/v1"), "api-versions")
 	k.has(w("FIELD", "replicas"), "explain", "deployment.spec")
@@ -153,16 +156,11 @@ func (k *kubectl) discovery(old bool) {
 	}
 }
 
-func versionArgs(old bool) []string {
-	_ = old
-	return []string{"version"}
-}
-
 func (k *kubectl) applyAndGet(old bool) {
 	k.in(app, "apply", "-f", "-")
 	k.has(w("unchanged"), "get", "cm", "settings", "-o", "jsonpath=unchanged{.data.a}")
 	if out := k.in(app, "apply", "-f", "-"); strings.Count(out, "unchanged") != 3 {
-		k.t.Fatalf("second apply changes something:\n%s", out)
+		k.t.Errorf("second apply changes something:\n%s", out)
 	}
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.has(w("web", "2/2"), "get", "deploy")
@@ -181,7 +179,7 @@ func (k *kubectl) applyAndGet(old bool) {
 	k.fails("not found", "get", "pod", "nope")
 	changed := strings.Replace(app, `a: "1"`, `a: "2"`, 1)
 	if out, err := k.command(changed, "diff", "-f", "-"); err == nil || !strings.Contains(out, `+  a: "2"`) {
-		k.t.Fatalf("diff: %v\n%s", err, out)
+		k.t.Errorf("diff: %v\n%s", err, out)
 	}
 	k.in(changed, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	k.has(w("2"), "get", "cm", "settings", "-o", "jsonpath={.data.a}")
@@ -193,10 +191,66 @@ func (k *kubectl) applyAndGet(old bool) {
 	k.has(w("Scheduled"), "get", "events")
 }
 
+// watch runs a command that follows, has do cause something, and waits until
+// the command has printed the words.
+func (k *kubectl) watch(words []string, do func(), args ...string) {
+	k.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 45*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, k.bin, append([]string{"-n", k.ns}, args...)...)
+	cmd.Env = k.env
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	defer func() { cancel(); _ = cmd.Wait() }()
+	var seen strings.Builder
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		seen.WriteString(lines.Text() + "\n")
+		if do != nil {
+			do()
+			do = nil
+		}
+		missing := false
+		for _, w := range words {
+			missing = missing || !strings.Contains(seen.String(), w)
+		}
+		if !missing {
+			return
+		}
+	}
+	k.t.Errorf("kubectl %s ended without all of %q:\n%s", strings.Join(args, " "), words, &seen)
+}
+
+// watches follow changes as tables, names and objects, with selectors.
+func (k *kubectl) watches(old bool) {
+	n := 0
+	change := func() {
+		n++
+		k.ok("annotate", "--overwrite", "cm", "settings", fmt.Sprintf("seen=%d", n))
+		k.ok("create", "cm", fmt.Sprintf("late-%d", n))
+	}
+	k.watch(w("NAME", "settings", "late-1"), change, "get", "cm", "-w")
+	k.watch(w("configmap/settings", "configmap/late-2"), change, "get", "cm", "-w", "-o", "name")
+	k.watch(w("seen: \"3\"", "name: late-3"), change, "get", "cm", "-w", "-o", "yaml")
+	if !old {
+		k.watch(w("ADDED", "MODIFIED"), change, "get", "cm", "-w", "--output-watch-events", "--field-selector=metadata.name=settings")
+	}
+	k.ok("delete", "cm", "-l", "app!=web", "--field-selector=metadata.name!=settings")
+	if !old {
+		k.ok("wait", "--for=jsonpath={.data.a}=2", "cm/settings", "--timeout=30s")
+	}
+}
+
 func (k *kubectl) rollouts() {
 	k.ok("set", "env", "deploy/web", "A=2")
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.has(w("1", "2"), "rollout", "history", "deploy/web")
+	k.has(w("Pod Template", "A:"), "rollout", "history", "deploy/web", "--revision=2")
 	k.has(w("rolled back"), "rollout", "undo", "deploy/web")
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.has(w("1"), "get", "deploy", "web", "-o", "jsonpath={.spec.template.spec.containers[0].env[0].value}")
@@ -208,7 +262,20 @@ func (k *kubectl) rollouts() {
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.ok("wait", "--for=condition=Available", "deploy/web", "--timeout=60s")
 	k.ok("scale", "deploy/web", "--replicas=1")
+	k.gone("app=web", 1) // a wait for Ready includes the pods that are ending
 	k.ok("wait", "--for=condition=Ready", "pod", "-l", "app=web", "--timeout=60s")
+}
+
+// gone waits until only n pods are left.
+func (k *kubectl) gone(selector string, n int) {
+	k.t.Helper()
+	k.c.Eventually(60*time.Second, "ended pods are removed", func() error {
+		out, err := k.command("", "get", "pods", "-l", selector, "-o", "name")
+		if err == nil && strings.Count(out, "pod/") != n {
+			err = fmt.Errorf("pods: %s", out)
+		}
+		return err
+	})
 }
 
 func (k *kubectl) change(old bool) {
@@ -221,7 +288,7 @@ func (k *kubectl) change(old bool) {
 	k.ok("patch", "deploy", "web", "-p", `{"spec":{"template":{"spec":{"containers":[{"name":"main","env":[{"name":"B","value":"b"}]}]}}}}`)
 	k.has(w("A", "B"), "get", "deploy", "web", "-o", "jsonpath={.spec.template.spec.containers[0].env[*].name}")
 	k.has(w("3"), "get", "cm", "settings", "-o", "jsonpath={.data.b}")
-	k.env = append(k.env, "KUBE_EDITOR=sed -i s/\"3\"/\"4\"/")
+	k.env = append(k.env, `KUBE_EDITOR=sed -i 's/b: "3"/b: "4"/'`)
 	k.ok("edit", "cm", "settings")
 	k.has(w("4"), "get", "cm", "settings", "-o", "jsonpath={.data.b}")
 	k.ok("create", "secret", "generic", "key", "--from-literal=a=b")
@@ -245,7 +312,7 @@ func (k *kubectl) file(s string) string {
 	k.t.Helper()
 	f := filepath.Join(k.t.TempDir(), "m.yaml")
 	if err := os.WriteFile(f, []byte(s), 0o600); err != nil {
-		k.t.Fatal(err)
+		k.t.Error(err)
 	}
 	return f
 }
@@ -253,28 +320,12 @@ func (k *kubectl) file(s string) string {
 func (k *kubectl) logs() {
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.has(w("tick"), "logs", "deploy/web")
-	if out := k.ok("logs", "deploy/web", "--tail=1"); strings.Count(out, "\n") != 1 {
-		k.t.Fatalf("--tail=1: %q", out)
+	if out := k.ok("logs", "deploy/web", "--tail=1"); strings.Count(out, "tick") != 1 {
+		k.t.Errorf("--tail=1: %q", out)
 	}
 	k.ok("logs", "deploy/web", "--since=10m", "--timestamps")
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, k.bin, "-n", k.ns, "logs", "-f", "deploy/web", "--tail=0")
-	cmd.Env = k.env
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		k.t.Fatal(err)
-	}
-	b := make([]byte, 4)
-	if _, err := out.Read(b); err != nil {
-		k.t.Errorf("logs -f brings nothing new: %v", err)
-	}
-	cancel()
-	_ = cmd.Wait()
-	k.in(fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: crasher}\nspec:\n  runtimeClassName: wasm\n  containers: [{name: c, image: fail.wasm}]\n"), "apply", "-f", "-")
+	k.watch(w("tick"), nil, "logs", "-f", "deploy/web", "--tail=0")
+	k.in("apiVersion: v1\nkind: Pod\nmetadata: {name: crasher}\nspec:\n  runtimeClassName: wasm\n  containers: [{name: c, image: fail.wasm}]\n", "apply", "-f", "-")
 	k.c.Eventually(60*time.Second, "the crasher was restarted", func() error {
 		got, err := k.command("", "get", "pod", "crasher", "-o", "jsonpath={.status.containerStatuses[0].restartCount}")
 		if err != nil || got == "0" || got == "" {
@@ -286,16 +337,24 @@ func (k *kubectl) logs() {
 	k.has(w("Restart Count", "Terminated"), "describe", "pod", "crasher")
 }
 
-func (k *kubectl) removal(old bool) {
+func (k *kubectl) removal() {
 	k.ok("delete", "pod", "crasher", "--force", "--grace-period=0")
 	k.ok("delete", "svc", "again")
 	k.ok("delete", "deploy", "web", "--cascade=orphan")
 	k.has(w("web-"), "get", "rs")
 	k.ok("delete", "rs", "-l", "app=web", "--cascade=foreground", "--timeout=60s")
-	k.ok("wait", "--for=delete", "pod", "-l", "app=web", "--timeout=60s")
+	k.gone("app=web", 0)
+	k.ok("create", "deployment", "quick", "--image=sleep.wasm")
+	k.ok("delete", "deploy", "quick", "--cascade=background", "--wait=false")
+	k.c.Eventually(60*time.Second, "what it owned is collected", func() error {
+		out, err := k.command("", "get", "rs,pods", "-l", "app=quick", "-o", "name")
+		if err == nil && strings.Contains(out, "/") {
+			err = fmt.Errorf("left: %s", out)
+		}
+		return err
+	})
 	k.ok("delete", "cm", "--all")
 	k.ok("delete", "namespace", k.ns, "--timeout=60s")
 	k.ns = "default"
 	k.has(w("ok"), "get", "--raw", "/readyz")
-	_ = old
 }
