@@ -354,17 +354,17 @@ func (l *Link) limited(ctx context.Context, c *conn) error {
 		wc.Close(nil)
 		_ = <-done // it was closed here
 	}()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	call, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	sent := time.Now()
 	tr := new(wire.TimeReply)
-	if err := wc.Call(ctx, &wire.TimeRequest{UnixMilli: l.c.Clock.Now().UnixMilli()}, tr); err != nil {
+	if err := wc.Call(call, &wire.TimeRequest{UnixMilli: l.c.Clock.Now().UnixMilli()}, tr); err != nil {
 		return err
 	}
 	if tr.Trusted {
 		l.timeHint(tr.UnixMilli, time.Since(sent)/2)
 	}
-	if err := l.renew(ctx, wc); err != nil {
+	if err := l.renew(call, wc); err != nil {
 		return err
 	}
 	return errRenewed
