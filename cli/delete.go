@@ -36,7 +36,8 @@ func (a *app) deleteCmd() *cobra.Command {
   dunlin delete -f examples/hello/
   dunlin delete pods -l app=hello
   dunlin delete pod stuck --force      # does not wait for the node to say it stopped`,
-		RunE: func(cmd *cobra.Command, args []string) error { return a.delete(cmd.Context(), args, o) },
+		ValidArgsFunction: a.completeObjects,
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.delete(cmd.Context(), args, o) },
 	}
 	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil, "file, folder or - that names the objects")
 	c.Flags().StringVarP(&o.selector, "selector", "l", "", "delete those with these labels")
@@ -205,11 +206,10 @@ func waitGone(ctx context.Context, c *client.Client, path, uid string) error {
 		}
 		select {
 		case <-ctx.Done():
-			why := ""
-			if u != nil && len(u.GetFinalizers()) > 0 {
-				why = fmt.Sprintf("; it waits for its finalizers %v", u.GetFinalizers())
+			if u == nil {
+				return fmt.Errorf("still there when waiting ended: %w", ctx.Err())
 			}
-			return fmt.Errorf("still there when waiting ended%s: %w", why, ctx.Err())
+			return fmt.Errorf("deleted, but still there when waiting ended: it waits for %s", waitsFor(u))
 		case <-t.C:
 		}
 	}

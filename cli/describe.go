@@ -22,20 +22,25 @@ import (
 )
 
 func (a *app) describeCmd() *cobra.Command {
-	return a.namespaced(&cobra.Command{
-		Use:   "describe (TYPE NAME... | TYPE/NAME...)",
+	var selector string
+	c := &cobra.Command{
+		Use:   "describe (TYPE [NAME...] | TYPE/NAME... | TYPE -l SELECTOR)",
 		Short: "Show an object, its state and what happened to it",
 		Long: `Show an object, its state and what happened to it.
 
 Anything that is not running says why, for how long and what to do next.`,
 		Example: `  dunlin describe pod hello-5d9c
+  dunlin describe pods -l app=hello
   dunlin describe node pi-3`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.describe(cmd.Context(), args) },
-	})
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeObjects,
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.describe(cmd.Context(), args, selector) },
+	}
+	c.Flags().StringVarP(&selector, "selector", "l", "", "those with these labels, such as app=hello")
+	return a.namespaced(c)
 }
 
-func (a *app) describe(ctx context.Context, args []string) error {
+func (a *app) describe(ctx context.Context, args []string, selector string) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -50,8 +55,16 @@ func (a *app) describe(ctx context.Context, args []string) error {
 	}
 	first := true
 	for _, t := range ts {
+		if len(t.names) > 0 && selector != "" {
+			return usagef("give either names or a selector, not both")
+		}
 		if len(t.names) == 0 {
-			return usagef("name the %s to describe", t.res.Name)
+			if t.names, err = namesOf(ctx, c, t.res, selector); err != nil {
+				return err
+			}
+			if len(t.names) == 0 {
+				a.notef("No %s found.\n", t.res.Name)
+			}
 		}
 		for _, n := range t.names {
 			u, err := c.Object(ctx, t.res.Path(c.Namespace, n))
@@ -70,6 +83,24 @@ func (a *app) describe(ctx context.Context, args []string) error {
 	return nil
 }
 
+// namesOf lists the names of a type, those with the labels if there is a
+// selector.
+func namesOf(ctx context.Context, c *client.Client, r client.Resource, selector string) ([]string, error) {
+	q := url.Values{}
+	if selector != "" {
+		q.Set("labelSelector", selector)
+	}
+	var l metav1.PartialObjectMetadataList
+	if err := c.JSON(ctx, client.Request{Method: http.MethodGet, Path: r.Path(c.Namespace, ""), Query: q}, &l); err != nil {
+		return nil, err
+	}
+	names := make([]string, len(l.Items))
+	for i := range l.Items {
+		names[i] = l.Items[i].Name
+	}
+	return names, nil
+}
+
 func (a *app) field(name, format string, args ...any) {
 	a.printf("%-14s%s\n", name+":", fmt.Sprintf(format, args...))
 }
@@ -82,7 +113,10 @@ func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resour
 	a.field("Kind", "%s", u.GetKind())
 	a.field("Age", "%s", age(u.GetCreationTimestamp()))
 	if t := u.GetDeletionTimestamp(); t != nil {
-		a.field("Terminating", "since %s, waits for: %s", age(*t), waitsFor(u))
+		a.field("Terminating", "for %s, waits for %s", deletedFor(u), waitsFor(u))
+		if s := a.waitsOn(ctx, c, u); s != "" {
+			a.field("Next", "%s", s)
+		}
 	}
 	for _, o := range u.GetOwnerReferences() {
 		if o.Controller != nil && *o.Controller {
@@ -119,6 +153,39 @@ func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resour
 	a.printf("Events:\n")
 	w := &tableWriter{out: indented{a.out}}
 	return w.print(tab)
+}
+
+// deletedFor is how long ago it was deleted: the timestamp is when grace
+// ends.
+func deletedFor(u *unstructured.Unstructured) string {
+	t := u.GetDeletionTimestamp().Time
+	grace := u.GetDeletionGracePeriodSeconds()
+	if grace == nil || *grace == 0 {
+		return duration.HumanDuration(time.Since(t))
+	}
+	return fmt.Sprintf("%s (it has %ds to stop)", duration.HumanDuration(time.Since(t.Add(-time.Duration(*grace)*time.Second))), *grace)
+}
+
+// waitsOn says what to do about something that stays Terminating.
+func (a *app) waitsOn(ctx context.Context, c *client.Client, u *unstructured.Unstructured) string {
+	if len(u.GetFinalizers()) > 0 {
+		return "whoever set the finalizers removes them when its work is done"
+	}
+	node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
+	if u.GetKind() != "Pod" || node == "" {
+		return ""
+	}
+	n, err := c.Object(ctx, "/api/v1/nodes/"+url.PathEscape(node))
+	switch {
+	case client.IsNotFound(err):
+		return "node " + node + " no longer exists: the pod is removed by itself"
+	case err != nil:
+		return ""
+	}
+	if cond := condition(n, "Ready"); cond["status"] != "True" {
+		return fmt.Sprintf("node %s is not Ready (%v): bring it back, or 'dunlin delete pod %s --force' if it never returns", node, cond["reason"], u.GetName())
+	}
+	return ""
 }
 
 func waitsFor(u *unstructured.Unstructured) string {
@@ -178,7 +245,13 @@ func (a *app) describePod(u *unstructured.Unstructured) error {
 	if p.Status.Message != "" {
 		a.field("Message", "%s", p.Status.Message)
 	}
-	a.field("IP", "%s", p.Status.PodIP)
+	if w, ok := whyPod(&p); ok {
+		a.field("Why", "%s", w.text(time.Now()))
+		a.field("Next", "%s", w.next)
+	}
+	if p.Status.PodIP != "" {
+		a.field("IP", "%s", p.Status.PodIP)
+	}
 	a.field("QoS", "%s", p.Status.QOSClass)
 	if p.Spec.RuntimeClassName != nil {
 		a.field("RuntimeClass", "%s", *p.Spec.RuntimeClassName)
@@ -198,14 +271,48 @@ func (a *app) describePod(u *unstructured.Unstructured) error {
 	}
 	show("Init containers", p.Spec.InitContainers)
 	show("Containers", p.Spec.Containers)
-	for _, v := range p.Spec.Volumes {
-		b, err := json.Marshal(v.VolumeSource)
-		if err != nil {
-			return fmt.Errorf("print volume: %w", err)
-		}
-		a.field("Volume", "%s %s", v.Name, b)
+	for i := range p.Spec.Volumes {
+		a.field("Volume", "%s %s", p.Spec.Volumes[i].Name, volumeText(&p.Spec.Volumes[i].VolumeSource))
 	}
 	return nil
+}
+
+// volumeText says in a few words where a volume comes from.
+func volumeText(v *corev1.VolumeSource) string {
+	switch {
+	case v.EmptyDir != nil && v.EmptyDir.Medium != "":
+		return "emptyDir in memory"
+	case v.EmptyDir != nil:
+		return "emptyDir, goes with the pod"
+	case v.ConfigMap != nil:
+		return "configMap " + v.ConfigMap.Name
+	case v.Secret != nil:
+		return "secret " + v.Secret.SecretName
+	case v.HostPath != nil:
+		return "hostPath " + v.HostPath.Path
+	case v.DownwardAPI != nil:
+		return "downwardAPI"
+	case v.Projected != nil:
+		var parts []string
+		for _, s := range v.Projected.Sources {
+			switch {
+			case s.ServiceAccountToken != nil:
+				parts = append(parts, "token of the service account")
+			case s.ConfigMap != nil:
+				parts = append(parts, "configMap "+s.ConfigMap.Name)
+			case s.Secret != nil:
+				parts = append(parts, "secret "+s.Secret.Name)
+			case s.DownwardAPI != nil:
+				parts = append(parts, "downwardAPI")
+			}
+		}
+		return "projected: " + strings.Join(parts, ", ")
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "<unknown>"
+	}
+	return string(b)
 }
 
 func (a *app) describeContainer(c *corev1.Container, s corev1.ContainerStatus) {

@@ -115,7 +115,7 @@ func (a *app) importModule(ctx context.Context, o nodeOptions, name, file string
 	if err != nil {
 		return err
 	}
-	st, err := rt.Prepare(ctx, name, "Never", func(m string) { a.notef("%s\n", m) })
+	st, err := rt.Prepare(ctx, name, "Never", func(m string) { a.notef("%s %s ...\n", m, name) })
 	if err != nil {
 		return err
 	}

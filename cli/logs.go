@@ -34,8 +34,9 @@ func (a *app) logsCmd() *cobra.Command {
 		Example: `  dunlin logs hello-5d9c
   dunlin logs deploy/hello -f --tail=20
   dunlin logs crasher --previous`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), args[0], o) },
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completePods,
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), args[0], o) },
 	}
 	c.Flags().StringVarP(&o.container, "container", "c", "", "container (default: the first)")
 	c.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on printing what is written")

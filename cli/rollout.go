@@ -29,7 +29,7 @@ func (a *app) rolloutCmd() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	sub := func(use, short string, run func(context.Context, *client.Client, string) error) *cobra.Command {
-		s := &cobra.Command{Use: use + " deploy/NAME", Short: short, Args: cobra.RangeArgs(1, 2), RunE: func(cmd *cobra.Command, args []string) error {
+		s := &cobra.Command{Use: use + " deploy/NAME", Short: short, Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeDeployments, RunE: func(cmd *cobra.Command, args []string) error {
 			cl, t, err := a.oneTarget(cmd.Context(), args)
 			if err != nil {
 				return err

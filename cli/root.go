@@ -57,7 +57,7 @@ func Main(args []string, in io.Reader, out, errw io.Writer) int {
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errw)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	var code exitCode
 	var usage *usageError
 	switch {
@@ -66,11 +66,30 @@ func Main(args []string, in io.Reader, out, errw io.Writer) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &usage), isCobraUsage(err):
-		_, _ = fmt.Fprintf(errw, "Error: %v\n", err)
+		_, _ = fmt.Fprintf(errw, "Error: %s\n", usageText(cmd, err))
 		return exitUsage
 	}
 	_, _ = fmt.Fprintf(errw, "Error: %v\n", err)
 	return exitFailed
+}
+
+// usageText says what is wrong with the command line, in our words where
+// cobra's count arguments, and what a right one looks like.
+func usageText(cmd *cobra.Command, err error) string {
+	s := err.Error()
+	if !isCobraUsage(err) || strings.HasPrefix(s, "unknown command") {
+		return strings.TrimSpace(s)
+	}
+	var want, have int
+	if _, serr := fmt.Sscanf(s, "requires at least %d arg(s), only received %d", &want, &have); serr == nil {
+		s = "something is missing"
+	} else if _, serr := fmt.Sscanf(s, "accepts %d arg(s), received %d", &want, &have); serr == nil {
+		s = "something is missing"
+		if have > want {
+			s = "there are too many arguments"
+		}
+	}
+	return fmt.Sprintf("%s\nUsage: %s\n(see '%s --help')", s, cmd.UseLine(), cmd.CommandPath())
 }
 
 // isCobraUsage recognises cobra's own complaints, which have no type.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,8 @@ func (a *app) scaleCmd() *cobra.Command {
 		Short:   "Set how many pods a workload has",
 		Example: `  dunlin scale deploy/hello --replicas=3`,
 		Args:    cobra.RangeArgs(1, 2),
+
+		ValidArgsFunction: a.completeObjects,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if replicas < 0 {
 				return usagef("--replicas=%d: must not be negative", replicas)
@@ -35,6 +38,9 @@ func (a *app) scale(ctx context.Context, args []string, replicas int32) error {
 	c, t, err := a.oneTarget(ctx, args)
 	if err != nil {
 		return err
+	}
+	if !slices.Contains(t.res.Subresources, "scale") {
+		return fmt.Errorf("%s cannot be scaled: it has no number of pods", t.res.Name)
 	}
 	body, err := json.Marshal(map[string]any{"spec": map[string]any{"replicas": replicas}})
 	if err != nil {

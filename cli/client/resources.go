@@ -21,6 +21,8 @@ type Resource struct {
 	Categories []string
 	Namespaced bool
 	Verbs      []string
+	// Subresources by name, such as "scale".
+	Subresources []string
 }
 
 // Path of the collection, or of one object if name is not empty.
@@ -68,6 +70,9 @@ func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
 						if x.GVK.Version == "" {
 							x.GVK.Group, x.GVK.Version = g.Name, v.Version
 						}
+					}
+					for _, sub := range r.Subresources {
+						x.Subresources = append(x.Subresources, sub.Subresource)
 					}
 					out = append(out, x)
 				}

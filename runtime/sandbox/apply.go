@@ -42,7 +42,7 @@ func Apply(c Config) (Facts, error) {
 	}
 	f.UID = os.Getuid()
 	if f.UID == 0 {
-		f.Missing = append(f.Missing, "guests run as root: no other uid was given")
+		f.Missing = append(f.Missing, AsRoot)
 	}
 	if err := seccompPossible(); err != nil {
 		f.Missing = append(f.Missing, "no system call filter: "+err.Error())
@@ -54,6 +54,9 @@ func Apply(c Config) (Facts, error) {
 	f.Seccomp = true
 	return f, nil
 }
+
+// AsRoot is in Facts.Missing when the guest's uid is 0.
+const AsRoot = "guests run as root: no other uid was given"
 
 const noLandlock = "no view of files restricted by the kernel: landlock is not in this kernel or not enabled (lsm= on the kernel command line)"
 
