@@ -97,6 +97,7 @@ type Server struct {
 	port  *listener.Listener
 	http  *http.Server
 	comps []leader.Component
+	floor *clock.Floor
 	guard *clock.Guard
 	fence fence
 }
@@ -106,11 +107,16 @@ type identity struct{ server, cluster string }
 
 // New opens the state and builds everything; nothing is served before Run.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
-	s := &Server{cfg: cfg, log: cfg.Log, guard: clock.NewGuard(cfg.Clock, nil)}
 	pkiDir := filepath.Join(cfg.StateDir, "pki")
 	if err := os.MkdirAll(pkiDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
+	floor, err := clock.OpenFloor(cfg.Clock, filepath.Join(cfg.StateDir, "time-floor"))
+	if err != nil {
+		return nil, err
+	}
+	cfg.Clock = floor
+	s := &Server{cfg: cfg, log: cfg.Log, floor: floor, guard: clock.NewGuard(floor, nil)}
 	id, err := loadIdentity(cfg.StateDir)
 	if err != nil {
 		return nil, err

@@ -112,11 +112,12 @@ func (s *Server) higherEpoch(node string, seen uint64) {
 	}
 }
 
-// watchClock says when the clock jumps, and when it is believed again.
+// watchClock says when the clock jumps, and when it is believed again, and
+// keeps it, once a day.
 func (s *Server) watchClock(ctx context.Context) error {
 	t := time.NewTicker(10 * time.Second)
 	defer t.Stop()
-	said := false
+	said, warned := false, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -130,6 +131,11 @@ func (s *Server) watchClock(ctx context.Context) error {
 		case err == nil && said:
 			said = false
 			s.log.Info("the clock is believed again", "now", s.cfg.Clock.Now())
+		case err == nil:
+			if err := s.floor.Believe(); err != nil && !warned {
+				warned = true
+				s.log.Warn("the time is not kept for the next start", "error", err)
+			}
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func TestGuard(t *testing.T) {
-	wall, run := time.Unix(1_000_000, 0), time.Duration(0)
+	wall, run := time.Unix(4_000_000_000, 0), time.Duration(0)
 	g := NewGuard(Func(func() time.Time { return wall }), func() time.Duration { return run })
 	pass := func(w, r time.Duration) error {
 		wall, run = wall.Add(w), run+r
@@ -44,6 +44,23 @@ func TestGuard(t *testing.T) {
 	}
 	if err := pass(GuardSettle+time.Hour, GuardSettle); err == nil {
 		t.Fatal("a clock that goes on jumping is believed")
+	}
+}
+
+// A board without a battery boots in 1970 and gets its time by one jump.
+func TestGuardBelievesTheFirstRealTime(t *testing.T) {
+	wall := time.Unix(100, 0)
+	g := NewGuard(Func(func() time.Time { return wall }), func() time.Duration { return 0 })
+	if err := g.Check(); err != nil {
+		t.Fatal(err)
+	}
+	wall = time.Date(2031, 5, 1, 0, 0, 0, 0, time.UTC)
+	if err := g.Check(); err != nil {
+		t.Fatal(err)
+	}
+	wall = time.Unix(100, 0)
+	if g.Check() == nil {
+		t.Fatal("a jump back to 1970 is believed")
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/node/link"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
@@ -255,7 +258,15 @@ func TestCloneIsRefused(t *testing.T) {
 }
 
 func TestEpochFence(t *testing.T) {
-	s := start(t, options{ns: true, epoch: 3})
+	claims := make(chan string, 16)
+	s := start(t, options{ns: true, epoch: 3, change: func(c *nodeapi.Config) {
+		c.HigherEpoch = func(node string, epoch uint64) {
+			select {
+			case claims <- fmt.Sprintf("%s saw %d", node, epoch):
+			default:
+			}
+		}
+	}})
 	id := s.join("n1")
 	a := runLink(t, id, nil)
 	eventually(t, "connected", a.Connected)
@@ -264,6 +275,104 @@ func TestEpochFence(t *testing.T) {
 	b := runLink(t, id, nil)
 	eventually(t, "refused", func() bool { return strings.Contains(b.Status().Refused, "before a recovery") })
 	b.stop()
+	if got, want := <-claims, id.Grant().NodeUID+" saw 4"; got != want {
+		t.Fatalf("the server heard %q, want %q", got, want)
+	}
+}
+
+// A server whose clock jumped issues nothing and tells nobody the time; who
+// is connected stays so.
+func TestClockThatJumpedIssuesNothing(t *testing.T) {
+	var bad atomic.Bool
+	s := start(t, options{ns: true, change: func(c *nodeapi.Config) {
+		c.ClockOK = func() error {
+			if bad.Load() {
+				return &clock.JumpError{By: time.Hour, Until: time.Minute}
+			}
+			return nil
+		}
+	}})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	eventually(t, "connected", a.Connected)
+	line, err := s.api.CreateToken(t.Context(), nodeapi.TokenOptions{}, nil)
+	must(t, err)
+	bad.Store(true)
+	var jump *clock.JumpError
+	if _, err := s.api.CreateToken(t.Context(), nodeapi.TokenOptions{}, nil); !errors.As(err, &jump) {
+		t.Fatalf("a token: %v", err)
+	}
+	other, err := pki.OpenNodeIdentity(t.TempDir())
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	err = link.Join(ctx, link.JoinConfig{Line: line, Identity: other, Name: "n2", BootID: "b"})
+	if err == nil || !strings.Contains(err.Error(), "jumped") {
+		t.Fatalf("join: %v", err)
+	}
+	if asg, err := a.Pull(t.Context(), wire.PullRequest{}); err != nil || asg.UnixMilli != 0 {
+		t.Fatalf("time %d, %v", asg.UnixMilli, err)
+	}
+	bad.Store(false)
+	must(t, link.Join(t.Context(), link.JoinConfig{Line: line, Identity: other, Name: "n2", BootID: "b"}))
+}
+
+// A nudge goes by gossip too, and a forged storm of them is one hint a
+// second.
+func TestNudgeByGossip(t *testing.T) {
+	nudges := make(chan []byte, 16)
+	s := start(t, options{ns: true, change: func(c *nodeapi.Config) {
+		c.Nudge = func(_ string, b []byte) {
+			select {
+			case nudges <- bytes.Clone(b):
+			default:
+			}
+		}
+	}})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	eventually(t, "connected", a.Connected)
+	_, err := a.Pull(t.Context(), wire.PullRequest{})
+	must(t, err)
+	s.create(boundPod("p", "n1"))
+	var b []byte
+	select {
+	case b = <-nudges:
+	case <-time.After(30 * time.Second):
+		t.Fatal("no nudge by gossip")
+	}
+	var n wire.Nudge
+	must(t, wire.Unmarshal(b, &n))
+	if n.Generation == 0 {
+		t.Fatal("a nudge without a generation")
+	}
+	a.stop() // hints of the connection are over
+	drain := func() (got int) {
+		for {
+			select {
+			case <-a.Hints():
+				got++
+			default:
+				return got
+			}
+		}
+	}
+	drain()
+	a.set(n.Generation)
+	a.HandleNudge(b)
+	a.HandleNudge([]byte("junk"))
+	if drain() != 0 {
+		t.Fatal("hint for what is held, or for junk")
+	}
+	a.set(n.Generation + 1)
+	hints := 0
+	for range 100 {
+		a.HandleNudge(b)
+		hints += drain()
+	}
+	if hints < 1 || hints > 3 {
+		t.Fatalf("%d hints for 100 nudges", hints)
+	}
 }
 
 // A restarted server gives the same generation: nothing is pulled, nothing

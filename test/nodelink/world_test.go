@@ -105,6 +105,8 @@ type options struct {
 	ns     bool
 	// gossipID is the server's in its pool; "" is no leases by UDP.
 	gossipID string
+	// change has the last word on the server's configuration.
+	change func(*nodeapi.Config)
 }
 
 func discard() *slog.Logger {
@@ -135,11 +137,15 @@ func start(t *testing.T, o options) *server {
 		must(t, err)
 	}
 	s.addr = o.listen.Addr().String()
-	s.api, err = nodeapi.New(nodeapi.Config{
+	nc := nodeapi.Config{
 		Store: s.store, Leadership: s.local, CA: s.ca, ClusterID: "c-test", Epoch: o.epoch, Events: s.events, Tokens: o.tokens,
 		GossipID: func() string { return o.gossipID }, Servers: func() []string { return []string{s.addr} }, Clock: s.clock, Log: discard(),
 		Site: func(string) nodeapi.Site { return nodeapi.Site{Keyring: [][]byte{[]byte("0123456789abcdef")}} },
-	})
+	}
+	if o.change != nil {
+		o.change(&nc)
+	}
+	s.api, err = nodeapi.New(nc)
 	must(t, err)
 	serving, err := pki.NewServing(s.ca, "s1", nil)
 	must(t, err)
