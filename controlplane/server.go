@@ -99,7 +99,10 @@ type Server struct {
 	comps []leader.Component
 	floor *clock.Floor
 	guard *clock.Guard
-	fence fence
+	// adminAt is when the administrator's kubeconfig was issued; New, then
+	// watchClock own it.
+	adminAt time.Time
+	fence   fence
 }
 
 // identity is what names this server for ever.
@@ -166,12 +169,26 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 			return nil, fmt.Errorf("metrics: %w", err)
 		}
 	}
-	if cfg.AdminKubeconfig != "" && len(cfg.Advertise) > 0 {
-		if err := s.ca.WriteAdminKubeconfig(cfg.AdminKubeconfig, "https://"+cfg.Advertise[0]); err != nil {
-			return nil, err
-		}
+	if err := s.writeAdmin(); err != nil {
+		return nil, err
 	}
 	return s, nil
+}
+
+// writeAdmin keeps the administrator's kubeconfig usable: a new one at every
+// start, and when the certificate is due, which a board whose clock jumps
+// from 1970 to the present comes to within minutes.
+func (s *Server) writeAdmin() error {
+	now := s.cfg.Clock.Now()
+	due := s.adminAt.IsZero() || now.Before(s.adminAt) || now.After(s.adminAt.Add(pki.AdminLife*2/3))
+	if s.cfg.AdminKubeconfig == "" || len(s.cfg.Advertise) == 0 || !due {
+		return nil
+	}
+	if err := s.ca.WriteAdminKubeconfig(s.cfg.AdminKubeconfig, "https://"+s.cfg.Advertise[0]); err != nil {
+		return err
+	}
+	s.adminAt = now
+	return nil
 }
 
 func (s *Server) buildNodes(issuer *auth.Issuer) (err error) {

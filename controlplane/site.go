@@ -136,6 +136,10 @@ func (s *Server) watchClock(ctx context.Context) error {
 				warned = true
 				s.log.Warn("the time is not kept for the next start", "error", err)
 			}
+			if err := s.writeAdmin(); err != nil && !warned {
+				warned = true
+				s.log.Warn("the administrator's kubeconfig is not renewed", "error", err)
+			}
 		}
 	}
 }

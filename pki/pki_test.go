@@ -123,6 +123,24 @@ func TestPeer(t *testing.T) {
 	}
 }
 
+// A board without a battery makes its cluster in 1970: what is back-dated
+// then begins before the authority does.
+func TestClusterMadeIn1970(t *testing.T) {
+	ca, w := newCA(t, "c1", "1970-01-01")
+	_, leaf := node(t, ca)
+	v := &Verifier{Roots: []*x509.Certificate{ca.Cert}, Clock: w}
+	if p, err := v.Peer(connected(leaf)); err != nil || p.Limited {
+		t.Errorf("in 1970: %+v, %v", p, err)
+	}
+	w.set(at("2026-12-01"))
+	if p, err := v.Peer(connected(leaf)); err != nil || !p.Limited {
+		t.Errorf("the time arrived; it may renew only: %+v, %v", p, err)
+	}
+	if _, leaf = node(t, ca); NeedsRenewal(leaf, w.Now()) {
+		t.Error("a certificate of today is due")
+	}
+}
+
 func TestVerifyConnection(t *testing.T) {
 	ca, w := newCA(t, "c1", "2026-06-01")
 	other, _ := newCA(t, "c2", "2026-06-01")

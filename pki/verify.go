@@ -125,17 +125,21 @@ func (v *Verifier) VerifyConnection(ours func(alpn string) bool) func(tls.Connec
 }
 
 // verifyChain checks signature, usage and constraints up to one of the
-// roots, at a time at which the certificate is valid: dates are judged
-// apart.
+// roots, as of its issue: dates are judged apart. (Its back-dated start may
+// lie before the authority's, on a board whose clock begins in 1970.)
 func verifyChain(roots []*x509.Certificate, c *x509.Certificate, usage x509.ExtKeyUsage) error {
 	pool := x509.NewCertPool()
 	for _, r := range roots {
 		pool.AddCert(r)
 	}
+	issued := c.NotBefore.Add(backDate)
+	if issued.After(c.NotAfter) {
+		issued = c.NotAfter
+	}
 	_, err := c.Verify(x509.VerifyOptions{
 		Roots:         pool,
 		Intermediates: x509.NewCertPool(),
-		CurrentTime:   c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 2),
+		CurrentTime:   issued,
 		KeyUsages:     []x509.ExtKeyUsage{usage},
 	})
 	if err != nil {

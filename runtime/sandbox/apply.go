@@ -235,7 +235,7 @@ var allowed = []string{
 	"copy_file_range", "sendfile", "sendfile64", "splice",
 	"epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "ppoll_time64", "pselect6",
 	// files, below what landlock and the guest's folders leave
-	"open", "openat", "openat2", "newfstatat", "fstatat64", "stat", "lstat", "stat64", "lstat64", "statx", "getdents64",
+	"open", "openat", "openat2", "newfstatat", "fstatat", "fstatat64", "stat", "lstat", "stat64", "lstat64", "statx", "getdents64",
 	"mkdirat", "unlinkat", "renameat", "renameat2", "readlinkat", "utimensat", "utimensat_time64", "fchmod", "fchmodat", "fchmodat2", "faccessat", "faccessat2",
 	"getcwd", "flock",
 	// open sockets

@@ -68,7 +68,7 @@ build() {
   export CGO_ENABLED=0 GOOS=linux GOARCH=$arch GOFLAGS=-buildvcs=false
   go build -trimpath -ldflags '-s -w' -o "$root/" ./cmd/dunlin ./cmd/dunlin-wasm ./test/vm/guest
   [ "$arch" != amd64 ] || go test -trimpath -ldflags '-s -w' -c -o "$root/cgroup.test" ./runtime/cgroup
-  cp runtime/wasm/testdata/{print,fail,sleep,loop,grow,chello}.wasm "$root/wasm/"
+  cp runtime/wasm/testdata/{print,fail,sleep,loop,grow,chello}.wasm test/vm/guest/touch.wasm "$root/wasm/"
   cp "$cache/$arch/files/bin/busybox" "$root/bin/"
   cp test/vm/init "$root/init"
   version=$(ls "$cache/$arch/files/lib/modules")

@@ -40,13 +40,13 @@ func groupsV2(g *guest) error {
 		return err
 	}
 	g.ok("the server runs, its node is Ready and enforces limits")
-	if err := g.importModule("sleep", "loop", "grow"); err != nil {
+	if err := g.importModule("sleep", "loop", "touch"); err != nil {
 		return err
 	}
 	g.ok("three modules are imported")
 	err = g.apply(pod("idle", "sleep", "") +
 		pod("busy", "loop", "requests: {cpu: 100m}, limits: {cpu: 200m, memory: 48Mi}") +
-		pod("hungry", "grow", "limits: {memory: 32Mi}"))
+		pod("hungry", "touch", "limits: {memory: 32Mi}"))
 	if err != nil {
 		return err
 	}
@@ -342,7 +342,19 @@ func clockAt1970(g *guest) error {
 	if err := unix.Settimeofday(&tv); err != nil {
 		return fmt.Errorf("set the clock: %w", err)
 	}
-	// A fresh client, a new pod, and the old one undisturbed.
+	err = g.until("the administrator's kubeconfig is renewed", func() error {
+		a, err := newAPI(kubeconfig)
+		if err != nil {
+			return err
+		}
+		if _, err = a.node(g.ctx); err == nil {
+			g.api = a
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	if err := g.apply(pod("late", "sleep", "")); err != nil {
 		return fmt.Errorf("after the clock was set: %w", err)
 	}
