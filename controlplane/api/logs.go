@@ -46,7 +46,7 @@ func (s *Server) logs(rq *request) error {
 	if err := checkLogOptions(p, o); err != nil {
 		return err
 	}
-	w := &logWriter{w: rq.w, rc: http.NewResponseController(rq.w), header: func() {
+	w := &logWriter{w: rq.w, rc: http.NewResponseController(rq.w), deadline: s.cfg.WriteDeadline, header: func() {
 		rq.writeWarnings()
 		rq.w.Header().Set("Content-Type", "text/plain")
 		rq.w.WriteHeader(http.StatusOK)
@@ -122,10 +122,11 @@ func chooseContainer(p *corev1.Pod, o *corev1.PodLogOptions) error {
 
 // logWriter starts the answer with the first byte and flushes every write.
 type logWriter struct {
-	w       io.Writer
-	rc      *http.ResponseController
-	header  func()
-	started bool
+	w        io.Writer
+	rc       *http.ResponseController
+	deadline time.Duration
+	header   func()
+	started  bool
 }
 
 func (l *logWriter) Write(b []byte) (int, error) {
@@ -134,7 +135,7 @@ func (l *logWriter) Write(b []byte) (int, error) {
 		l.header()
 	}
 	// Not every writer knows deadlines (tests' recorders do not).
-	_ = l.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
+	_ = l.rc.SetWriteDeadline(time.Now().Add(l.deadline))
 	defer func() { _ = l.rc.SetWriteDeadline(time.Time{}) }() // HTTP/2 resets an idle stream whose deadline passes
 	n, err := l.w.Write(b)
 	if err != nil {

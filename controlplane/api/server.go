@@ -67,6 +67,9 @@ type Config struct {
 	RequestTimeout time.Duration
 	// BookmarkInterval of watches that ask for bookmarks, default 1 minute.
 	BookmarkInterval time.Duration
+	// WriteDeadline cuts a watcher, or a reader of logs, that does not read
+	// for so long, default 30 s.
+	WriteDeadline time.Duration
 	// PageTTL is how long a continue token stays consistent, default 5
 	// minutes; MaxPages how many list versions are kept for that, default 32.
 	PageTTL  time.Duration
@@ -112,6 +115,7 @@ func New(cfg Config) (*Server, error) {
 	setDefault(&cfg.MaxWatches, 10_000)
 	setDefault(&cfg.RequestTimeout, time.Minute)
 	setDefault(&cfg.BookmarkInterval, time.Minute)
+	setDefault(&cfg.WriteDeadline, 30*time.Second)
 	setDefault(&cfg.PageTTL, 5*time.Minute)
 	setDefault(&cfg.MaxPages, 32)
 	s := &Server{

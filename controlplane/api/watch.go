@@ -15,9 +15,6 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/state"
 )
 
-// writeDeadline cuts a watcher that does not read for so long.
-const writeDeadline = 30 * time.Second
-
 // Watches without timeoutSeconds end after half an hour to an hour, spread
 // so that not all come back at once.
 const minWatch = 30 * time.Minute
@@ -288,7 +285,7 @@ func (w *watchStream) flush() error {
 	// Not every writer knows deadlines (tests' recorders do not). The deadline
 	// ends with the write: HTTP/2 resets a stream whose deadline passes even
 	// while nothing is being written.
-	_ = w.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
+	_ = w.rc.SetWriteDeadline(time.Now().Add(w.s.cfg.WriteDeadline))
 	defer func() { _ = w.rc.SetWriteDeadline(time.Time{}) }()
 	if len(w.buf) > 0 {
 		_, err := w.rq.w.Write(w.buf)

@@ -106,6 +106,22 @@ func TestWatchSelectorTransitions(t *testing.T) {
 	s.expect("DELETED", "c")
 }
 
+// A watch that is quiet for longer than the write deadline goes on: over
+// HTTP/2 a deadline that is left standing resets the stream.
+func TestQuietWatchOutlivesTheWriteDeadline(t *testing.T) {
+	w := newWorld(t, func(c *Config) {
+		c.BookmarkInterval = 200 * time.Millisecond
+		c.WriteDeadline = 20 * time.Millisecond
+	})
+	s := w.watch(cms + "?watch=true&allowWatchBookmarks=true")
+	w.want(201, "POST", cms, cmJSON("a", "v"))
+	s.expect("ADDED", "a")
+	w.want(201, "POST", pods, podJSON("elsewhere"))
+	s.expect("BOOKMARK", "")
+	w.want(201, "POST", cms, cmJSON("b", "v"))
+	s.expect("ADDED", "b")
+}
+
 func TestWatchList(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.BookmarkInterval = 50 * time.Millisecond })
 	w.want(201, "POST", cms, cmJSON("a", "v"))
