@@ -81,7 +81,7 @@ clean: ## remove what was built
 
 .PHONY: help build examples demo test e2e clients bench cross lint vulncheck tidy check clean
 
-conformance: build ## the Kubernetes conformance tests that we claim (long; resumable)
+conformance: build ## the Kubernetes conformance tests that we claim (long; SLICE=8 runs some)
 	test/clients/build.sh
 	test/conformance/run.sh
 

@@ -20,7 +20,7 @@ import (
 // killed and started twice.
 func TestProgramsSurviveServerRestarts(t *testing.T) {
 	c := cluster.New(t)
-	length := 40 * time.Second
+	length := 60 * time.Second
 	if s := os.Getenv("DUNLIN_CLIENTS_FOR"); s != "" {
 		d, err := time.ParseDuration(s)
 		if err != nil {
