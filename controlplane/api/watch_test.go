@@ -110,8 +110,8 @@ func TestWatchSelectorTransitions(t *testing.T) {
 // HTTP/2 a deadline that is left standing resets the stream.
 func TestQuietWatchOutlivesTheWriteDeadline(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
-		c.BookmarkInterval = 200 * time.Millisecond
-		c.WriteDeadline = 20 * time.Millisecond
+		c.BookmarkInterval = time.Second
+		c.WriteDeadline = 400 * time.Millisecond
 	})
 	s := w.watch(cms + "?watch=true&allowWatchBookmarks=true")
 	w.want(201, "POST", cms, cmJSON("a", "v"))
