@@ -14,7 +14,7 @@ import (
 )
 
 // TokensPath is where an administrator makes join tokens.
-const TokensPath = "/dunlin.dev/v1/join-tokens" //nolint:gosec // a path
+const TokensPath = "/dunlin.dev/v1/join-tokens"
 
 // RevokePath is where an administrator revokes a node.
 const RevokePath = "/dunlin.dev/v1/revoke-node"

@@ -33,7 +33,7 @@ func Default(obj runtime.Object) {
 		defaultReplicationController(o)
 	case *corev1.Service:
 		defaultService(o)
-	case *corev1.Endpoints: //nolint:staticcheck // old clients read it
+	case *corev1.Endpoints:
 		for i := range o.Subsets {
 			for j := range o.Subsets[i].Ports {
 				setZero(&o.Subsets[i].Ports[j].Protocol, corev1.ProtocolTCP)

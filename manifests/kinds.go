@@ -92,7 +92,7 @@ var table = sync.OnceValue(func() []*Kind {
 		kind[corev1.Node, corev1.NodeList](core, "Node", "nodes", "node", short("no"), cluster, status),
 		kind[corev1.Pod, corev1.PodList](core, "Pod", "pods", "pod", short("po"), all, spec, status, returned),
 		kind[corev1.Service, corev1.ServiceList](core, "Service", "services", "service", short("svc"), all, status, returned),
-		kind[corev1.Endpoints, corev1.EndpointsList](core, "Endpoints", "endpoints", "endpoints", short("ep")), //nolint:staticcheck // old clients read it
+		kind[corev1.Endpoints, corev1.EndpointsList](core, "Endpoints", "endpoints", "endpoints", short("ep")),
 		kind[corev1.ConfigMap, corev1.ConfigMapList](core, "ConfigMap", "configmaps", "configmap", short("cm")),
 		kind[corev1.Secret, corev1.SecretList](core, "Secret", "secrets", "secret"),
 		kind[corev1.ServiceAccount, corev1.ServiceAccountList](core, "ServiceAccount", "serviceaccounts", "serviceaccount", short("sa"), returned),

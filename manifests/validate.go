@@ -72,7 +72,7 @@ func metaRules(obj runtime.Object) (name apivalidation.ValidateNameFunc, namespa
 	case *corev1.ServiceAccount:
 		return apivalidation.ValidateServiceAccountName, true, true
 	case *corev1.Pod, *corev1.PodTemplate, *corev1.ReplicationController, *corev1.ConfigMap, *corev1.Secret,
-		*corev1.ResourceQuota, *corev1.LimitRange, *corev1.Endpoints, //nolint:staticcheck // old clients read it
+		*corev1.ResourceQuota, *corev1.LimitRange, *corev1.Endpoints,
 		*appsv1.Deployment, *appsv1.ReplicaSet, *appsv1.ControllerRevision,
 		*discoveryv1.EndpointSlice, *coordinationv1.Lease, *eventsv1.Event:
 		return apivalidation.NameIsDNSSubdomain, true, true
@@ -127,7 +127,7 @@ func (p *problems) object(obj, old runtime.Object) {
 		before, _ := old.(*corev1.Service)
 		p.service(o, before)
 	case *corev1.Endpoints: //nolint:staticcheck // old clients read it
-		before, _ := old.(*corev1.Endpoints) //nolint:staticcheck // same
+		before, _ := old.(*corev1.Endpoints)
 		p.endpoints(o, before)
 	case *discoveryv1.EndpointSlice:
 		before, _ := old.(*discoveryv1.EndpointSlice)

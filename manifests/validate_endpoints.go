@@ -49,7 +49,6 @@ func (p *problems) endpoints(e, old *corev1.Endpoints) {
 	}
 }
 
-//nolint:staticcheck // old clients read Endpoints
 func (p *problems) endpointAddress(at *field.Path, a *corev1.EndpointAddress) {
 	p.ip(at.Child("ip"), a.IP, nil)
 	if a.Hostname != "" {

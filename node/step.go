@@ -171,7 +171,7 @@ func startedAt(c *ctrState, now moment) int64 {
 
 func exitOf(r workload.State, since time.Time) *store.Exit {
 	e := &store.Exit{
-		Code: int32(r.ExitCode), Signal: int32(r.Signal), Reason: r.Reason, Message: r.Message, //nolint:gosec // small
+		Code: int32(r.ExitCode), Signal: int32(r.Signal), Reason: r.Reason, Message: r.Message,
 		NotStarted: since.IsZero() && r.StartedAt.IsZero(),
 	}
 	if !r.StartedAt.IsZero() {

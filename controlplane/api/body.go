@@ -186,9 +186,9 @@ func toRegistryDelete(rq *request, o *metav1.DeleteOptions) registry.DeleteOptio
 	switch {
 	case o.PropagationPolicy != nil:
 		out.Propagation = *o.PropagationPolicy
-	case o.OrphanDependents != nil && *o.OrphanDependents: //nolint:staticcheck // old clients send it
+	case o.OrphanDependents != nil && *o.OrphanDependents:
 		out.Propagation = metav1.DeletePropagationOrphan
-	case o.OrphanDependents != nil: //nolint:staticcheck // old clients send it
+	case o.OrphanDependents != nil:
 		out.Propagation = metav1.DeletePropagationBackground
 	}
 	return out

@@ -168,7 +168,7 @@ func (s *Server) remove(rq *request) error {
 	}
 	code := http.StatusOK
 	foreground := o.PropagationPolicy != nil && *o.PropagationPolicy == metav1.DeletePropagationForeground
-	if !gone && (foreground || (o.OrphanDependents != nil && !*o.OrphanDependents)) { //nolint:staticcheck // old clients send it
+	if !gone && (foreground || (o.OrphanDependents != nil && !*o.OrphanDependents)) {
 		code = http.StatusAccepted
 	}
 	return s.answer(rq, at, code, obj)

@@ -87,8 +87,8 @@ func Read(root, stateDir string) Facts {
 	}
 	var s unix.Statfs_t
 	if unix.Statfs(dir, &s) == nil {
-		f.DiskTotal = s.Blocks * uint64(s.Bsize) //nolint:unconvert // Bsize is signed on some architectures
-		f.DiskFree = s.Bavail * uint64(s.Bsize)  //nolint:unconvert // as above
+		f.DiskTotal = s.Blocks * uint64(s.Bsize)
+		f.DiskFree = s.Bavail * uint64(s.Bsize)
 		f.DiskReadOnly = s.Flags&unix.ST_RDONLY != 0
 	}
 	for _, p := range []string{"runc", "crun", "conmon"} {

@@ -352,7 +352,7 @@ func (l *Link) limited(ctx context.Context, c *conn) error {
 	go func() { done <- wc.Run(ctx) }()
 	defer func() {
 		wc.Close(nil)
-		_ = <-done // it was closed here
+		<-done //nolint:errcheck // it was closed here
 	}()
 	call, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

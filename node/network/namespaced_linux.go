@@ -262,7 +262,7 @@ func createNamed(name string) error {
 // and those could not be removed any more.
 func shareNamed() error {
 	const dir = "/run/netns"
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as iproute2 makes it
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	lock, err := os.Open(dir)
@@ -270,7 +270,7 @@ func shareNamed() error {
 		return err
 	}
 	defer func() { _ = lock.Close() }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil { //nolint:gosec // a descriptor fits
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", dir, err)
 	}
 	share := func() error { return unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "") }

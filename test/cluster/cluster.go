@@ -99,7 +99,7 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "config", "a
 // time and keeps afterwards, as a real server keeps its address.
 func (c *Cluster) Start() {
 	c.t.Helper()
-	args := append([]string{"server", "--node-name", "e2e", "--netns", c.NetNS, "--listen", c.Address(), "--gossip-port", "0"}, c.DirFlags()...)
+	args := append([]string{"server", "--node-name", "e2e", "--netns", c.NetNS, "--listen", c.Address(), "--gossip-port", "0", "--pod-cidr", c.podCIDR()}, c.DirFlags()...)
 	args = append(args, c.flags...)
 	var err error
 	if c.log, err = os.OpenFile(filepath.Join(c.Dir, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
@@ -128,6 +128,14 @@ func (c *Cluster) Address() string {
 		c.t.Fatal(err)
 	}
 	return a
+}
+
+// podCIDR is a range that other clusters on this machine do not use, or their
+// routes would take each other's packets: made of the namespace's number, in
+// the range for benchmarks (RFC 2544).
+func (c *Cluster) podCIDR() string {
+	n, _ := strconv.Atoi(strings.TrimPrefix(c.NetNS, "dne"))
+	return fmt.Sprintf("198.%d.%d.0/24", 18+n/256%2, n%256)
 }
 
 // Kill sends SIGKILL to the server process alone.

@@ -194,7 +194,7 @@ func (c *controller) service() object {
 }
 
 func endpoints(servers []netip.AddrPort) object {
-	var subsets []corev1.EndpointSubset //nolint:staticcheck // old clients read Endpoints
+	var subsets []corev1.EndpointSubset
 	for _, s := range servers {
 		port := corev1.EndpointPort{Name: "https", Port: int32(s.Port()), Protocol: corev1.ProtocolTCP}
 		address := corev1.EndpointAddress{IP: s.Addr().String()}

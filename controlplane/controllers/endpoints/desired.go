@@ -212,8 +212,8 @@ func families(svc *corev1.Service) []discoveryv1.AddressType {
 
 // subsets are the core/v1 form of endpoints, cut to a thousand addresses as
 // upstream's.
-func subsets(list []candidate) (out []corev1.EndpointSubset, cut bool) { //nolint:staticcheck // old clients read Endpoints
-	byPorts := map[string]*corev1.EndpointSubset{} //nolint:staticcheck // see above
+func subsets(list []candidate) (out []corev1.EndpointSubset, cut bool) {
+	byPorts := map[string]*corev1.EndpointSubset{}
 	var order []string
 	left := maxAddresses
 	for _, ready := range []bool{true, false} {
@@ -227,14 +227,14 @@ func subsets(list []candidate) (out []corev1.EndpointSubset, cut bool) { //nolin
 			left--
 			s := byPorts[c.ports.id]
 			if s == nil {
-				s = &corev1.EndpointSubset{} //nolint:staticcheck // see above
+				s = &corev1.EndpointSubset{}
 				for _, p := range c.ports.ports {
 					s.Ports = append(s.Ports, corev1.EndpointPort{Name: *p.Name, Port: *p.Port, Protocol: *p.Protocol, AppProtocol: p.AppProtocol})
 				}
 				byPorts[c.ports.id] = s
 				order = append(order, c.ports.id)
 			}
-			a := corev1.EndpointAddress{IP: c.endpoint.Addresses[0], NodeName: c.endpoint.NodeName, TargetRef: c.endpoint.TargetRef} //nolint:staticcheck // see above
+			a := corev1.EndpointAddress{IP: c.endpoint.Addresses[0], NodeName: c.endpoint.NodeName, TargetRef: c.endpoint.TargetRef}
 			if c.endpoint.Hostname != nil {
 				a.Hostname = *c.endpoint.Hostname
 			}

@@ -153,7 +153,7 @@ func (p *poller) subscribe(ctx context.Context, mod api.Module, i int, sub []byt
 }
 
 func (p *poller) add(owner, fd int, events int16) {
-	p.fds = append(p.fds, unix.PollFd{Fd: int32(fd), Events: events}) //nolint:gosec // a descriptor
+	p.fds = append(p.fds, unix.PollFd{Fd: int32(fd), Events: events})
 	p.owner = append(p.owner, owner)
 }
 

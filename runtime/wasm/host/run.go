@@ -225,7 +225,7 @@ func (h *host) openStdio(g *Guest) error {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return fmt.Errorf("standard input: %w", err)
 	}
-	g.Stdin = os.NewFile(uintptr(p[0]), "stdin") //nolint:gosec // a descriptor
+	g.Stdin = os.NewFile(uintptr(p[0]), "stdin")
 	h.stdinW = p[1]
 	return nil
 }

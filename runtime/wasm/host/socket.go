@@ -137,7 +137,7 @@ func (l *listener) accept() (int, sys.Errno) {
 		}
 		p := make([]unix.PollFd, len(fds))
 		for i, fd := range fds {
-			p[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN} //nolint:gosec // a descriptor
+			p[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 		}
 		if _, err := unix.Poll(p, -1); err != nil && err != unix.EINTR {
 			return -1, errnoOf(err)
@@ -245,10 +245,10 @@ func (c *conn) try(events int16, op func() (int, error)) (int, sys.Errno) {
 			return 0, sys.EBADF
 		}
 		n, err := op()
-		switch err { //nolint:errorlint // bare errno from package unix
+		switch err {
 		case nil:
 			return n, 0
-		case unix.EINTR:
+		case unix.EINTR: //nolint:errorlint // bare errno from package unix
 		case unix.EAGAIN:
 			if c.nonblock {
 				return 0, sys.EAGAIN
@@ -293,11 +293,11 @@ func (s *sockets) override(w *wasiTable) {
 			return eFault
 		}
 		s.accepted = nil
-		args := [9]uint64{uint64(uint32(fd)), 0, uint64(result), 1, 0, rightsReadWrite, 0, 0, uint64(result)} //nolint:gosec // wasm i32
+		args := [9]uint64{uint64(uint32(fd)), 0, uint64(result), 1, 0, rightsReadWrite, 0, 0, uint64(result)}
 		open.Call(ctx, mod, args[:])
 		c := s.accepted
 		s.accepted = nil
-		if e := uint32(args[0]); e != 0 { //nolint:gosec // wasm i32
+		if e := uint32(args[0]); e != 0 {
 			return e
 		}
 		guest, ok := mod.Memory().ReadUint32Le(result)
@@ -306,7 +306,7 @@ func (s *sockets) override(w *wasiTable) {
 		}
 		c.nonblock = flags&fdflagNonblock != 0
 		s.mu.Lock()
-		c.guest = int32(guest) //nolint:gosec // wasm i32
+		c.guest = int32(guest)
 		s.conns[c.guest] = c
 		s.mu.Unlock()
 		return 0
