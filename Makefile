@@ -89,3 +89,8 @@ oracle: ## our defaults and validation against upstream's (long to build)
 	cd test/oracle && go test ./...
 
 .PHONY: conformance oracle
+
+vm: ## tests in QEMU guests: control groups v2, arm64, no memory group, a clock at 1970
+	test/vm/run.sh
+
+.PHONY: vm
