@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,6 +40,10 @@ const (
 // dataMargin is what a host needs beside its guest's memory, where only
 // RLIMIT_DATA limits it.
 const dataMargin = 256 << 20
+
+// defaultPIDs bounds the threads of a host where nobody asked for a limit; an
+// idle one has about ten, and a guest cannot make any.
+const defaultPIDs = 256
 
 // uidRange is how many uids pods are spread over.
 const uidRange = 1_000_000
@@ -406,7 +411,7 @@ func (r *Runtime) makeFolders(s workload.Spec, id host.Identity) (cgroup.Group, 
 	}
 	g, err := r.cfg.Cgroups.Create(rec.Cgroup, cgroup.Limits{
 		CPURequestMilli: s.Resources.CPURequestMilli, CPULimitMilli: s.Resources.CPULimitMilli,
-		MemoryRequest: s.Resources.MemoryRequest, MemoryLimit: s.Resources.MemoryLimit, PIDs: s.Resources.PidsLimit,
+		MemoryRequest: s.Resources.MemoryRequest, MemoryLimit: s.Resources.MemoryLimit, PIDs: cmp.Or(s.Resources.PidsLimit, defaultPIDs),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("control group: %w", err)
