@@ -102,7 +102,7 @@ func namesOf(ctx context.Context, c *client.Client, r client.Resource, selector 
 }
 
 func (a *app) field(name, format string, args ...any) {
-	a.printf("%-14s%s\n", name+":", fmt.Sprintf(format, args...))
+	a.printf("%-15s%s\n", name+":", fmt.Sprintf(format, args...))
 }
 
 func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resource, u *unstructured.Unstructured) error {
@@ -224,7 +224,7 @@ func (a *app) pairs(name string, m map[string]string) {
 			a.field(name, "%s=%s", k, v)
 			continue
 		}
-		a.printf("%-14s%s=%s\n", "", k, v)
+		a.printf("%-15s%s=%s\n", "", k, v)
 	}
 }
 

@@ -95,7 +95,7 @@ func usageText(cmd *cobra.Command, err error) string {
 // isCobraUsage recognises cobra's own complaints, which have no type.
 func isCobraUsage(err error) bool {
 	s := err.Error()
-	for _, p := range []string{"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument", "invalid argument", "accepts ", "requires at least", "required flag"} {
+	for _, p := range []string{"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument", "invalid argument \"", "accepts ", "requires at least", "required flag"} {
 		if strings.HasPrefix(s, p) {
 			return true
 		}

@@ -221,7 +221,7 @@ func TestRestartsAndReasonsOfGuests(t *testing.T) {
 	c.Apply(deployment("healthy", "sleep.wasm", 1, ""))
 	c.WaitReady("app=healthy", 1)
 	before := c.HostPIDs()
-	limits := ", resources: {limits: {memory: 64Mi, cpu: 300m}}"
+	limits := ", resources: {requests: {cpu: 1m}, limits: {memory: 64Mi, cpu: 300m}}"
 	for _, m := range []string{"loop", "recurse", "grow", "table", "flood", "trap", "fail"} {
 		c.Apply(deployment(m, m+".wasm", 1, limits))
 	}
