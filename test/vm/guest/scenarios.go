@@ -97,17 +97,17 @@ func limits(g *guest) error {
 		"memory.max": strconv.Itoa(48 << 20), "cpu.max": "20000 100000", "memory.oom.group": "1", "cgroup.events": "populated 1",
 	} {
 		if b, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(b), want) {
-			return fmt.Errorf("control group of pod busy: %s is %q, %v; want %q", file, b, err, want)
+			return errors.Join(fmt.Errorf("control group of pod busy: %s is %q, want %q", file, b, want), err)
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "pids.max")); err != nil || strings.TrimSpace(string(b)) == "max" {
-		return fmt.Errorf("control group of pod busy: pids.max is %q, %v", b, err)
+		return errors.Join(fmt.Errorf("control group of pod busy: pids.max is %q", b), err)
 	}
 	throttled := 0
 	err = g.until("the guest's processor time is throttled", func() error {
 		b, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
 		if throttled = field(b, "nr_throttled"); throttled == 0 {
-			return fmt.Errorf("cpu.stat: %q, %v", b, err)
+			return errors.Join(fmt.Errorf("cpu.stat: %q", b), err)
 		}
 		return err
 	})
@@ -151,11 +151,11 @@ func adoption(g *guest) error {
 	}
 	before, err := guests()
 	if err != nil || len(before) != 2 {
-		return fmt.Errorf("processes of two pods: %v, %v", before, err)
+		return errors.Join(fmt.Errorf("processes of two pods: %v", before), err)
 	}
 	g.kill()
 	if now, err := guests(); err != nil || fmt.Sprint(now) != fmt.Sprint(before) {
-		return fmt.Errorf("guests after the server's death: %v, %v; were %v", now, err, before)
+		return errors.Join(fmt.Errorf("guests after the server's death: %v, were %v", now, before), err)
 	}
 	if err := g.start(); err != nil {
 		return err
@@ -196,21 +196,21 @@ func cleanUp(g *guest) error {
 	}
 	left, err := guests()
 	if err != nil || len(left) != 1 {
-		return fmt.Errorf("processes of the one pod that is left: %v, %v", left, err)
+		return errors.Join(fmt.Errorf("processes of the one pod that is left: %v", left), err)
 	}
 	g.ok("deleted pods are gone, with their processes")
 	if err := g.stop(); err != nil {
 		return err
 	}
 	if now, err := guests(); err != nil || fmt.Sprint(now) != fmt.Sprint(left) {
-		return fmt.Errorf("guests after the server's orderly end: %v, %v; were %v", now, err, left)
+		return errors.Join(fmt.Errorf("guests after the server's orderly end: %v, were %v", now, left), err)
 	}
 	if _, err := g.must("/dunlin", "server", "sweep"); err != nil {
 		return err
 	}
 	for _, p := range []string{groups, "/run/netns/dunlin", "/sys/class/net/dunlin0"} {
 		if _, err := os.Stat(p); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s is left after 'server sweep' (%v)", p, err)
+			return errors.Join(fmt.Errorf("%s is left after 'server sweep'", p), err)
 		}
 	}
 	g.ok("'server sweep' ends the last guest and leaves no group and no namespace")
@@ -237,7 +237,7 @@ func otherProcessor(g *guest) error {
 	g.ok("'dunlin run' of a C module")
 	out, code, err := g.run("/dunlin", "run", "/wasm/fail.wasm")
 	if err != nil || code == 0 || code > 125 {
-		return fmt.Errorf("a guest that fails: exit code %d, %v: %s", code, err, out)
+		return errors.Join(fmt.Errorf("a guest that fails: exit code %d: %s", code, out), err)
 	}
 	g.ok("'dunlin run' passes the guest's exit code on: %d", code)
 	return onePod(g)
