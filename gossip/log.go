@@ -43,7 +43,7 @@ func (a *adapter) Write(b []byte) (int, error) {
 		level = slog.LevelWarn // a peer that cannot be reached is no error of ours
 	}
 	if a.allow(kindOf(rest)) {
-		a.log.Log(nil, level, "gossip", "detail", rest) //nolint:staticcheck // there is no context here
+		a.log.Log(nil, level, "gossip", "detail", rest)
 	}
 	return len(b), nil
 }

@@ -126,7 +126,7 @@ func (p *problems) object(obj, old runtime.Object) {
 	case *corev1.Service:
 		before, _ := old.(*corev1.Service)
 		p.service(o, before)
-	case *corev1.Endpoints: //nolint:staticcheck // old clients read it
+	case *corev1.Endpoints:
 		before, _ := old.(*corev1.Endpoints)
 		p.endpoints(o, before)
 	case *discoveryv1.EndpointSlice:

@@ -28,11 +28,11 @@ func conflict(k *manifests.Kind, name string, err error) error {
 }
 
 func uidConflict(k *manifests.Kind, name, want, got string) error {
-	return conflict(k, name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", want, got)) //nolint:staticcheck // upstream's words
+	return conflict(k, name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", want, got))
 }
 
 func versionConflict(k *manifests.Kind, name, want, got string) error {
-	return conflict(k, name, fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", want, got)) //nolint:staticcheck // upstream's words
+	return conflict(k, name, fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", want, got))
 }
 
 // terminating refuses content for a namespace that is being deleted.

@@ -2,9 +2,12 @@
 package architecture
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -99,5 +102,29 @@ func TestNoPackageShadowsOrSaysNothing(t *testing.T) {
 		case "runtime", "util", "utils", "common", "helpers", "helper", "manager":
 			t.Errorf("%s: a package may not be called %s", p.ImportPath, p.Name)
 		}
+	}
+}
+
+// TestTestsSleepOnlyInVirtualTime: time.Sleep stands in a test only inside a
+// synctest bubble, so only in files that make one.
+func TestTestsSleepOnlyInVirtualTime(t *testing.T) {
+	looked := 0
+	err := filepath.WalkDir("../..", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(p, "_test.go") {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		looked++
+		sleeps := bytes.Contains(b, []byte("\ttime.Sleep("))
+		if sleeps && !bytes.Contains(b, []byte(`"testing/synctest"`)) {
+			t.Errorf("%s sleeps outside a synctest bubble: wait for the condition instead", p)
+		}
+		return nil
+	})
+	if err != nil || looked < 50 {
+		t.Fatalf("%d files looked at: %v", looked, err)
 	}
 }

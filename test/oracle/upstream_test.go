@@ -132,7 +132,7 @@ func validateOther(versioned, obj, old runtime.Object) field.ErrorList {
 	switch versioned.(type) {
 	case *corev1.Service:
 		r = pairOf(corevalidation.ValidateServiceCreate, corevalidation.ValidateServiceUpdate)
-	case *corev1.Endpoints: //nolint:staticcheck // served for old clients
+	case *corev1.Endpoints:
 		r = pairOf(corevalidation.ValidateEndpointsCreate, corevalidation.ValidateEndpointsUpdate)
 	case *corev1.ConfigMap:
 		r = pairOf(corevalidation.ValidateConfigMap, corevalidation.ValidateConfigMapUpdate)

@@ -64,7 +64,7 @@ func TestServiceAccountDefaults(t *testing.T) {
 	if err := run(t, ServiceAccount{}, create(pod, read)); err != nil {
 		t.Fatal(err)
 	}
-	if pod.Spec.ServiceAccountName != "default" || pod.Spec.DeprecatedServiceAccount != "default" { //nolint:staticcheck // old clients read it
+	if pod.Spec.ServiceAccountName != "default" || pod.Spec.DeprecatedServiceAccount != "default" {
 		t.Errorf("account %q, %q", pod.Spec.ServiceAccountName, pod.Spec.DeprecatedServiceAccount)
 	}
 	if !reflect.DeepEqual(pod.Spec.ImagePullSecrets, sa.ImagePullSecrets) {

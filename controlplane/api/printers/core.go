@@ -79,8 +79,8 @@ func addServices(m map[reflect.Type]*printer) {
 		}
 	})
 	add(m, []metav1.TableColumnDefinition{
-		nameColumn(), column("Endpoints", corev1.Endpoints{}.SwaggerDoc()["subsets"]), ageColumn(), //nolint:staticcheck // old clients read it
-	}, func(o *corev1.Endpoints, now time.Time) []any { //nolint:staticcheck // old clients read it
+		nameColumn(), column("Endpoints", corev1.Endpoints{}.SwaggerDoc()["subsets"]), ageColumn(),
+	}, func(o *corev1.Endpoints, now time.Time) []any {
 		return []any{o.Name, endpoints(o), age(o.CreationTimestamp, now)}
 	})
 	slice := discoveryv1.EndpointSlice{}.SwaggerDoc()
@@ -120,7 +120,7 @@ func firstThree(list []string, empty string) string {
 	return strings.Join(list[:most], ",") + fmt.Sprintf(" + %d more...", len(list)-most)
 }
 
-func endpoints(o *corev1.Endpoints) string { //nolint:staticcheck // old clients read it
+func endpoints(o *corev1.Endpoints) string {
 	if len(o.Subsets) == 0 {
 		return none
 	}

@@ -170,13 +170,13 @@ func TestCells(t *testing.T) {
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"1.1.1.1"}}, {Addresses: []string{"2.2.2.2"}}, {Addresses: []string{"3.3.3.3"}}, {Addresses: []string{"4.4.4.4"}}, {Addresses: []string{"5.5.5.5"}}},
 		}, []any{"e", "IPv4", "80,x,*", "1.1.1.1,2.2.2.2,3.3.3.3 + 2 more...", "3d"}},
 		{"empty endpoint slice", &discoveryv1.EndpointSlice{ObjectMeta: named("e"), AddressType: discoveryv1.AddressTypeIPv6}, []any{"e", "IPv6", "<unset>", "<unset>", "3d"}},
-		{"endpoints", &corev1.Endpoints{ //nolint:staticcheck // old clients read it
-			ObjectMeta: named("e"), Subsets: []corev1.EndpointSubset{ //nolint:staticcheck // old clients read it
+		{"endpoints", &corev1.Endpoints{
+			ObjectMeta: named("e"), Subsets: []corev1.EndpointSubset{
 				{Addresses: []corev1.EndpointAddress{{IP: "1.1.1.1"}, {IP: "::1"}}, Ports: []corev1.EndpointPort{{Port: 80}, {Port: 443}}},
 				{Addresses: []corev1.EndpointAddress{{IP: "2.2.2.2"}}},
 			},
 		}, []any{"e", "1.1.1.1:80,[::1]:80,1.1.1.1:443 + 2 more...", "3d"}},
-		{"no endpoints", &corev1.Endpoints{ObjectMeta: named("e")}, []any{"e", "<none>", "3d"}}, //nolint:staticcheck // old clients read it
+		{"no endpoints", &corev1.Endpoints{ObjectMeta: named("e")}, []any{"e", "<none>", "3d"}},
 		{"config map", &corev1.ConfigMap{ObjectMeta: named("c"), Data: map[string]string{"a": ""}, BinaryData: map[string][]byte{"b": nil}}, []any{"c", int64(2), "3d"}},
 		{"secret", &corev1.Secret{ObjectMeta: named("s"), Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"a": nil}}, []any{"s", "Opaque", int64(1), "3d"}},
 		{"quota", &corev1.ResourceQuota{ObjectMeta: named("q"), Status: corev1.ResourceQuotaStatus{

@@ -202,15 +202,15 @@ func endpoints(servers []netip.AddrPort) object {
 			subsets[n-1].Addresses = append(subsets[n-1].Addresses, address)
 			continue
 		}
-		subsets = append(subsets, corev1.EndpointSubset{Addresses: []corev1.EndpointAddress{address}, Ports: []corev1.EndpointPort{port}}) //nolint:staticcheck // see above
+		subsets = append(subsets, corev1.EndpointSubset{Addresses: []corev1.EndpointAddress{address}, Ports: []corev1.EndpointPort{port}})
 	}
-	want := &corev1.Endpoints{ //nolint:staticcheck // see above
+	want := &corev1.Endpoints{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: kubernetes,
 			Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"}},
 		Subsets: subsets,
 	}
 	return object{gk: schema.GroupKind{Kind: "Endpoints"}, obj: want, update: func(cur runtime.Object) bool {
-		e, ok := cur.(*corev1.Endpoints) //nolint:staticcheck // see above
+		e, ok := cur.(*corev1.Endpoints)
 		if !ok || apiequality.Semantic.DeepEqual(e.Subsets, subsets) {
 			return false
 		}

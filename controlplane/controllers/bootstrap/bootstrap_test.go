@@ -32,7 +32,7 @@ func TestEnsureIsIdempotentAndFollowsTheServers(t *testing.T) {
 	servers = append(servers, netip.MustParseAddrPort("192.0.2.2:6443"))
 	ensure()
 	s := fixture.Get[*discoveryv1.EndpointSlice](w, fixture.EndpointSlice, "default", "kubernetes")
-	e := fixture.Get[*corev1.Endpoints](w, schema.GroupKind{Kind: "Endpoints"}, "default", "kubernetes") //nolint:staticcheck // old clients read it
+	e := fixture.Get[*corev1.Endpoints](w, schema.GroupKind{Kind: "Endpoints"}, "default", "kubernetes")
 	if len(s.Endpoints) != 2 || len(e.Subsets) != 1 || len(e.Subsets[0].Addresses) != 2 {
 		t.Fatalf("%+v %+v", s.Endpoints, e.Subsets)
 	}

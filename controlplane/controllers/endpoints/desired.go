@@ -250,9 +250,9 @@ func subsets(list []candidate) (out []corev1.EndpointSubset, cut bool) {
 
 const maxAddresses = 1000
 
-func collect(m map[string]*corev1.EndpointSubset, order []string) []corev1.EndpointSubset { //nolint:staticcheck // see above
+func collect(m map[string]*corev1.EndpointSubset, order []string) []corev1.EndpointSubset {
 	slices.Sort(order)
-	out := make([]corev1.EndpointSubset, 0, len(order)) //nolint:staticcheck // see above
+	out := make([]corev1.EndpointSubset, 0, len(order))
 	for _, id := range order {
 		out = append(out, *m[id])
 	}

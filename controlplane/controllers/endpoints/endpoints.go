@@ -238,8 +238,8 @@ func (c *controller) write(ctx context.Context, ch changes) error {
 
 // mirror writes the core/v1 Endpoints of the primary family.
 func (c *controller) mirror(ctx context.Context, svc *corev1.Service, list []candidate) error {
-	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: svc.Name}} //nolint:staticcheck // old clients read it
-	shape := func(e *corev1.Endpoints) {                                                               //nolint:staticcheck // see above
+	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: svc.Name}}
+	shape := func(e *corev1.Endpoints) {
 		var cut bool
 		e.Subsets, cut = subsets(list)
 		e.Labels = maps.Clone(svc.Labels)
@@ -271,7 +271,7 @@ func (c *controller) mirror(ctx context.Context, svc *corev1.Service, list []can
 	if err != nil {
 		return err
 	}
-	cur, ok := obj.(*corev1.Endpoints) //nolint:staticcheck // see above
+	cur, ok := obj.(*corev1.Endpoints)
 	if !ok {
 		return fmt.Errorf("endpoints %s is a %T", svc.Name, obj)
 	}
@@ -280,7 +280,7 @@ func (c *controller) mirror(ctx context.Context, svc *corev1.Service, list []can
 		return nil
 	}
 	_, err = c.env.Store.Update(ctx, endpointsGK, svc.Namespace, svc.Name, registry.Main, func(obj runtime.Object) (runtime.Object, error) {
-		if e, ok := obj.(*corev1.Endpoints); ok { //nolint:staticcheck // see above
+		if e, ok := obj.(*corev1.Endpoints); ok {
 			shape(e)
 		}
 		return obj, nil

@@ -67,7 +67,7 @@ func TestFollowsReadinessAndTermination(t *testing.T) {
 	w.Report(nil)
 	w.Settle(c)
 	check(true, true, false)
-	ep := fixture.Get[*corev1.Endpoints](w, endpointsGK, "default", "svc") //nolint:staticcheck // old clients read it
+	ep := fixture.Get[*corev1.Endpoints](w, endpointsGK, "default", "svc")
 	if len(ep.Subsets) != 1 || len(ep.Subsets[0].Addresses) != 1 || ep.Subsets[0].Ports[0].Port != 8080 {
 		t.Fatalf("endpoints %+v", ep.Subsets)
 	}
@@ -88,7 +88,7 @@ func TestFollowsReadinessAndTermination(t *testing.T) {
 	if _, err := c.Reconcile(t.Context(), serviceKey("default", "svc")); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(fixture.List[*corev1.Endpoints](w, endpointsGK, "default")); n != 0 { //nolint:staticcheck // see above
+	if n := len(fixture.List[*corev1.Endpoints](w, endpointsGK, "default")); n != 0 {
 		t.Fatal("endpoints outlive the service")
 	}
 }

@@ -207,7 +207,7 @@ func (c *conn) Poll(flag sys.Pflag, timeoutMillis int32) (bool, sys.Errno) {
 	if flag&sys.POLLOUT != 0 {
 		ev |= unix.POLLOUT
 	}
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: ev}}, int(timeoutMillis)) //nolint:gosec // a descriptor
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: ev}}, int(timeoutMillis))
 	if err != nil && err != unix.EINTR {
 		return false, errnoOf(err)
 	}
@@ -253,7 +253,7 @@ func (c *conn) try(events int16, op func() (int, error)) (int, sys.Errno) {
 			if c.nonblock {
 				return 0, sys.EAGAIN
 			}
-			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: events}}, -1); err != nil && err != unix.EINTR { //nolint:gosec // a descriptor
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: events}}, -1); err != nil && err != unix.EINTR {
 				return 0, errnoOf(err)
 			}
 		default:
@@ -312,7 +312,7 @@ func (s *sockets) override(w *wasiTable) {
 		return 0
 	})
 	w.replace("sock_shutdown", func(_ context.Context, _ api.Module, stack []uint64) uint32 {
-		c := s.conn(int32(stack[0])) //nolint:gosec // wasm i32
+		c := s.conn(int32(stack[0]))
 		if c == nil {
 			return eNotsock
 		}
@@ -328,11 +328,11 @@ func (s *sockets) override(w *wasiTable) {
 	})
 	read, write := w.original("fd_read"), w.original("fd_write")
 	w.replace("sock_recv", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
-		c := s.conn(int32(stack[0])) //nolint:gosec // wasm i32
+		c := s.conn(int32(stack[0]))
 		if c == nil {
 			return eNotsock
 		}
-		if !mod.Memory().WriteUint16Le(uint32(stack[5]), 0) { //nolint:gosec // wasm i32
+		if !mod.Memory().WriteUint16Le(uint32(stack[5]), 0) {
 			return eFault
 		}
 		if stack[3]&1 != 0 {
@@ -340,22 +340,22 @@ func (s *sockets) override(w *wasiTable) {
 		}
 		args := [4]uint64{stack[0], stack[1], stack[2], stack[4]}
 		read.Call(ctx, mod, args[:])
-		return uint32(args[0]) //nolint:gosec // wasm i32
+		return uint32(args[0])
 	})
 	w.replace("sock_send", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
-		if s.conn(int32(stack[0])) == nil { //nolint:gosec // wasm i32
+		if s.conn(int32(stack[0])) == nil {
 			return eNotsock
 		}
 		args := [4]uint64{stack[0], stack[1], stack[2], stack[4]}
 		write.Call(ctx, mod, args[:])
-		return uint32(args[0]) //nolint:gosec // wasm i32
+		return uint32(args[0])
 	})
 	s.overrideDescriptors(w)
 }
 
 func peekInto(c *conn, mod api.Module, stack []uint64) uint32 {
 	mem := mod.Memory()
-	iov := uint32(stack[1]) //nolint:gosec // wasm i32
+	iov := uint32(stack[1])
 	at, ok1 := mem.ReadUint32Le(iov)
 	n, ok2 := mem.ReadUint32Le(iov + 4)
 	buf, ok3 := mem.Read(at, n)
@@ -366,7 +366,7 @@ func peekInto(c *conn, mod api.Module, stack []uint64) uint32 {
 	if errno != 0 {
 		return wire(errno)
 	}
-	if !mem.WriteUint32Le(uint32(stack[4]), uint32(got)) { //nolint:gosec // wasm i32
+	if !mem.WriteUint32Le(uint32(stack[4]), uint32(got)) {
 		return eFault
 	}
 	return 0
@@ -375,7 +375,7 @@ func peekInto(c *conn, mod api.Module, stack []uint64) uint32 {
 // overrideDescriptors makes listeners look like sockets, not folders.
 func (s *sockets) overrideDescriptors(w *wasiTable) {
 	w.wrap("fd_fdstat_get", func(mod api.Module, stack []uint64) (uint32, bool) {
-		fd := int32(stack[0]) //nolint:gosec // wasm i32
+		fd := int32(stack[0])
 		var nonblock bool
 		if l := s.listener(fd); l != nil {
 			nonblock = l.nonblock
@@ -384,7 +384,7 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 		} else {
 			return 0, false
 		}
-		buf, ok := mod.Memory().Read(uint32(stack[1]), 24) //nolint:gosec // wasm i32
+		buf, ok := mod.Memory().Read(uint32(stack[1]), 24)
 		if !ok {
 			return eFault, true
 		}
@@ -398,7 +398,7 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 		return 0, true
 	})
 	w.wrap("fd_fdstat_set_flags", func(_ api.Module, stack []uint64) (uint32, bool) {
-		fd, on := int32(stack[0]), stack[1]&fdflagNonblock != 0 //nolint:gosec // wasm i32
+		fd, on := int32(stack[0]), stack[1]&fdflagNonblock != 0
 		if l := s.listener(fd); l != nil {
 			l.nonblock = on
 			return 0, true
@@ -410,7 +410,7 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 		return 0, false
 	})
 	notFolder := func(_ api.Module, stack []uint64) (uint32, bool) {
-		if s.listener(int32(stack[0])) != nil { //nolint:gosec // wasm i32
+		if s.listener(int32(stack[0])) != nil {
 			return eBadf, true // how libc's scan of preopens ends
 		}
 		return 0, false
@@ -427,7 +427,7 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 			if f == "path_symlink" {
 				at = 2
 			}
-			if s.listener(int32(stack[at])) != nil { //nolint:gosec // wasm i32
+			if s.listener(int32(stack[at])) != nil {
 				return eNotdir, true
 			}
 			return 0, false
@@ -435,17 +435,17 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 	}
 	closing := w.original("fd_close")
 	w.replace("fd_close", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
-		fd := int32(stack[0]) //nolint:gosec // wasm i32
+		fd := int32(stack[0])
 		args := [1]uint64{stack[0]}
 		closing.Call(ctx, mod, args[:])
 		if args[0] == 0 {
 			s.closeListener(fd)
 		}
-		return uint32(args[0]) //nolint:gosec // wasm i32
+		return uint32(args[0])
 	})
 	renumber := w.original("fd_renumber")
 	w.replace("fd_renumber", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
-		from, to := int32(stack[0]), int32(stack[1]) //nolint:gosec // wasm i32
+		from, to := int32(stack[0]), int32(stack[1])
 		c := s.conn(from)
 		args := [2]uint64{stack[0], stack[1]}
 		renumber.Call(ctx, mod, args[:])
@@ -456,6 +456,6 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 			s.conns[to] = c
 			s.mu.Unlock()
 		}
-		return uint32(args[0]) //nolint:gosec // wasm i32
+		return uint32(args[0])
 	})
 }

@@ -90,7 +90,7 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 	s.override(table)
 	stdin := -1
 	if g.Stdin != nil {
-		stdin = int(g.Stdin.Fd()) //nolint:gosec // a descriptor
+		stdin = int(g.Stdin.Fd())
 	}
 	poll := &poller{sockets: s, stdin: stdin, known: knownBy(fdstat)}
 	table.replace("poll_oneoff", poll.oneoff)
@@ -197,7 +197,7 @@ func knownBy(fdstat api.GoModuleFunction) func(context.Context, api.Module, int3
 			return true // no memory at all
 		}
 		copy(keep[:], b)
-		stack := [2]uint64{uint64(uint32(fd)), uint64(at)} //nolint:gosec // wasm i32
+		stack := [2]uint64{uint64(uint32(fd)), uint64(at)}
 		fdstat.Call(ctx, mod, stack[:])
 		copy(b, keep[:])
 		return stack[0] == 0
