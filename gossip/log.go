@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"context"
 	"log"
 	"log/slog"
 	"strings"
@@ -43,7 +44,7 @@ func (a *adapter) Write(b []byte) (int, error) {
 		level = slog.LevelWarn // a peer that cannot be reached is no error of ours
 	}
 	if a.allow(kindOf(rest)) {
-		a.log.Log(nil, level, "gossip", "detail", rest)
+		a.log.Log(context.Background(), level, "gossip", "detail", rest)
 	}
 	return len(b), nil
 }

@@ -204,7 +204,7 @@ func lock(f *os.File, wait time.Duration) error {
 			return fmt.Errorf("%w: %s (is another agent running?)", ErrLocked, f.Name())
 		}
 		wait -= poll
-		time.Sleep(poll)
+		time.Sleep(poll) //nolint:forbidigo // bounded by wait, before anything runs
 	}
 }
 

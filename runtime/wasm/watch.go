@@ -45,7 +45,7 @@ func newWatcher() (*watcher, error) {
 	}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err == nil {
-		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)}) //nolint:gosec // a descriptor
+		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)})
 	}
 	if err != nil {
 		_ = unix.Close(ep)
@@ -74,7 +74,7 @@ func (w *watcher) add(id workload.ID, pid int, start uint64) {
 		err = unix.ESRCH
 	}
 	if err == nil {
-		p.fd = int32(fd) //nolint:gosec // a descriptor
+		p.fd = int32(fd)
 		if err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: p.fd}); err != nil {
 			_ = unix.Close(fd)
 			p.fd = 0

@@ -140,7 +140,7 @@ func TestReservations(t *testing.T) {
 		refused(t, run(t, p, create(first, read)), "", "") // the same object again, after a lost race
 		refused(t, run(t, p, create(second, read)), metav1.StatusReasonForbidden, "exceeded quota")
 		// Its write failed: it is forgotten after a while.
-		time.Sleep(reservationTime + time.Millisecond) //nolint:forbidigo // in a synctest bubble
+		time.Sleep(reservationTime + time.Millisecond)
 		refused(t, run(t, p, create(second, read)), "", "")
 		// It appears: counted once.
 		read.add(second)

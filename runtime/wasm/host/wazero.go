@@ -135,7 +135,7 @@ func moduleConfig(g *Guest, s *sockets) wazero.ModuleConfig {
 		WithRandSource(rand.Reader).
 		WithWalltime(walltime, 1).
 		WithNanotime(nanotime, 1).
-		WithNanosleep(func(ns int64) { time.Sleep(time.Duration(ns)) }).
+		WithNanosleep(func(ns int64) { time.Sleep(time.Duration(ns)) }). //nolint:forbidigo // it is the guest's own sleep
 		WithOsyield(runtime.Gosched)
 	if g.Stdin != nil {
 		c = c.WithStdin(g.Stdin)
