@@ -204,11 +204,14 @@ func (n *Namespaced) ensureRoutes(inside *netlink.Handle) error {
 	}
 	for _, r := range n.ranges {
 		gw := r.gateway()
+		ones, bits := r.prefix.Bits(), r.prefix.Addr().BitLen()
+		dst := &net.IPNet{IP: r.prefix.Addr().AsSlice(), Mask: net.CIDRMask(ones, bits)}
+		if err := takenRoute(dst, host.Attrs().Index); err != nil {
+			return err
+		}
 		if err := netlink.AddrReplace(host, hostAddr(gw)); err != nil {
 			return fmt.Errorf("add %s to %s: %w", gw, n.hostLink(), err)
 		}
-		ones, bits := r.prefix.Bits(), r.prefix.Addr().BitLen()
-		dst := &net.IPNet{IP: r.prefix.Addr().AsSlice(), Mask: net.CIDRMask(ones, bits)}
 		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: host.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK, Src: gw.AsSlice()}); err != nil {
 			return fmt.Errorf("route %s to %s: %w", r.prefix, n.hostLink(), err)
 		}
@@ -220,6 +223,30 @@ func (n *Namespaced) ensureRoutes(inside *netlink.Handle) error {
 		if err := inside.RouteReplace(&netlink.Route{LinkIndex: pod.Attrs().Index, Dst: any4or6, Gw: gw.AsSlice()}); err != nil {
 			return fmt.Errorf("default route in the namespace: %w", err)
 		}
+	}
+	return nil
+}
+
+// takenRoute refuses a range that this machine already routes elsewhere:
+// replacing the route would cut off somebody's pods without a word.
+func takenRoute(dst *net.IPNet, own int) error {
+	family := netlink.FAMILY_V4
+	if dst.IP.To4() == nil {
+		family = netlink.FAMILY_V6
+	}
+	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+	if err != nil {
+		return fmt.Errorf("list routes to %s: %w", dst, err)
+	}
+	for _, r := range routes {
+		if r.LinkIndex == own {
+			continue
+		}
+		name := fmt.Sprintf("interface %d", r.LinkIndex)
+		if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+			name = l.Attrs().Name
+		}
+		return fmt.Errorf("the pod range %s is already routed to %s (another cluster on this machine?); give the server another range with --pod-cidr", dst, name)
 	}
 	return nil
 }

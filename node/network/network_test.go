@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -135,6 +136,14 @@ func TestNamespacedServesFromItsOwnAddress(t *testing.T) {
 	c, err := again.Setup(ctx, "u", false, &a)
 	if err != nil || c.IP != a.IP {
 		t.Fatalf("got %v, had %v: %v", c, a, err)
+	}
+	third, err := NewNamespaced(name+"x", n.nodeIPs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = third.Destroy() })
+	if err := third.SetCIDRs(cidrs[:1]); err == nil || !strings.Contains(err.Error(), "already routed to "+name+"0") {
+		t.Fatalf("a range that another namespace has: %v", err)
 	}
 	if err := again.Teardown(ctx, "other"); err != nil {
 		t.Fatal(err)
