@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,18 +15,6 @@ import (
 
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
-
-// slimHost builds the program that a release has beside the main one.
-func slimHost(t testing.TB) string {
-	t.Helper()
-	out := filepath.Join(t.TempDir(), "dunlin-wasm")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "../../cmd/dunlin-wasm")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build dunlin-wasm: %v\n%s", err, text)
-	}
-	return out
-}
 
 // shm is a run folder as on a machine: in memory.
 func shm(t testing.TB) string {

@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,8 +19,41 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	host.MaybeRun() // the test binary is its own host program
-	os.Exit(m.Run())
+	host.MaybeRun() // the test binary is its own host program for `dunlin run`
+	code := m.Run()
+	if dir, err := shippedHost(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(dir))
+	}
+	os.Exit(code)
+}
+
+// shippedHost builds the host program as it is shipped. The test binary will
+// not do for everything: under the race detector it needs many times the
+// memory that a guest's limits leave it.
+var shippedHost = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "dunlin-host")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return "", err
+	}
+	out := filepath.Join(dir, "dunlin-wasm")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "../../cmd/dunlin-wasm")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build dunlin-wasm: %w: %s", err, b)
+	}
+	return out, nil
+})
+
+func slimHost(t testing.TB) string {
+	t.Helper()
+	p, err := shippedHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 // bench is one runtime with its folders.
@@ -36,7 +71,7 @@ func newBench(t testing.TB, change ...func(*Config)) *bench {
 	b := &bench{t: t, logs: filepath.Join(dir, "logs"), ticker: 2 * time.Millisecond}
 	b.cfg = Config{
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
-		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
+		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)), HostBinary: slimHost(t),
 	}
 	for _, c := range change {
 		c(&b.cfg)

@@ -56,6 +56,9 @@ type Outcome struct {
 // program, as other Wasm runtimes have it.
 const trapExitCode = 134
 
+// errNoMemory says that the system refused what the module starts with.
+var errNoMemory = errors.New("the system refused the module's initial memory (is the memory limit too small for the host process itself?)")
+
 // errMinimumMemory says that a module cannot even start below its limit.
 var errMinimumMemory = errors.New("the module's initial memory is larger than its memory limit")
 

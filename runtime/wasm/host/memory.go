@@ -60,6 +60,9 @@ func (l *linearMemory) Reallocate(size uint64) []byte {
 		}
 		if err := unix.Mprotect(l.reserved[:grown], unix.PROT_READ|unix.PROT_WRITE); err != nil {
 			l.owner.refused.Add(1)
+			if l.size == 0 {
+				panic(errNoMemory)
+			}
 			return nil
 		}
 		l.size = size
