@@ -160,8 +160,9 @@ func (a *assigner) follow(ctx context.Context, w state.Watcher, refresh <-chan t
 	for {
 		wctx, cancel := context.WithTimeout(ctx, time.Minute)
 		batch, _, err := w.Next(wctx)
+		waited := wctx.Err() != nil // asked before cancel makes it always so
 		cancel()
-		if err != nil && (ctx.Err() != nil || wctx.Err() == nil) {
+		if err != nil && (ctx.Err() != nil || !waited || errors.Is(err, state.ErrTooOld)) {
 			return err
 		}
 		dirty := map[string]bool{}

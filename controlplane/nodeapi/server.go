@@ -487,6 +487,11 @@ func (h sessionHandler) Handle(ctx context.Context, t wire.Type, body []byte) (w
 	case wire.TypeLeaseRequest:
 		return handle(body, func(r *wire.LeaseRequest) (wire.Message, error) { return h.s.lease(h.sess, r), nil })
 	case wire.TypePullRequest:
+		// Before it leads, this server may hold an old view: an assignment made
+		// of it would bring back what was deleted.
+		if _, leading := h.s.cfg.Leadership.Leadership(); !leading {
+			return nil, &wire.Fault{Code: wire.FaultNotLeader, Message: "this server does not lead yet"}
+		}
 		return handle(body, func(r *wire.PullRequest) (wire.Message, error) { return h.s.assign.pull(ctx, h.sess, r) })
 	case wire.TypeReport:
 		return handle(body, func(r *wire.Report) (wire.Message, error) { return h.s.report(ctx, h.sess, r) })
