@@ -455,3 +455,21 @@ func TestUpgradePath(t *testing.T) {
 	a := runLink(t, id, func(c *link.Config) { c.Dial = stripALPN(t) })
 	eventually(t, "connected by upgrade", a.Connected)
 }
+
+// TestNoAssignmentBeforeLeading: a server that does not lead (yet) may hold an
+// old view; an assignment made of it would bring back what was deleted.
+func TestNoAssignmentBeforeLeading(t *testing.T) {
+	s := start(t, options{ns: true})
+	a := runLink(t, s.join("n1"), nil)
+	eventually(t, "connected", a.Connected)
+	s.local.SetTerm(0)
+	var f *wire.Fault
+	if asg, err := a.Pull(t.Context(), wire.PullRequest{}); !errors.As(err, &f) || f.Code != wire.FaultNotLeader {
+		t.Fatalf("assignment %+v, error %v", asg, err)
+	}
+	s.local.SetTerm(2)
+	eventually(t, "an assignment once it leads", func() bool {
+		_, err := a.Pull(t.Context(), wire.PullRequest{})
+		return err == nil
+	})
+}
