@@ -120,5 +120,8 @@ func (a *app) importModule(ctx context.Context, o nodeOptions, name, file string
 		return err
 	}
 	a.printf("%s %s (%d bytes)\n", name, st.Digest, st.Size)
+	if _, err := os.Stat(agentSocket(o.run)); err != nil {
+		a.notef("Note: no agent runs here with --run-dir %s; the module was kept in %s for one that is started with that --state-dir.\n", o.run, o.state)
+	}
 	return nil
 }

@@ -3,13 +3,17 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/controlplane"
+	"github.com/dunlin-project/dunlin/pki"
 )
 
 func (a *app) tokenCmd() *cobra.Command {
@@ -44,6 +48,9 @@ The line pins this cluster's certificate authority, works once and expires.`,
 				return err
 			}
 			a.printf("%s\n", reply.Line)
+			if jl, err := pki.ParseJoinLine(reply.Line); err == nil && onlyLoopback(jl.Servers) {
+				a.notef("Warning: this server tells nodes the address %s, which other machines cannot reach; start it with --listen and --advertise.\n", strings.Join(jl.Servers, ", "))
+			}
 			return nil
 		},
 	}
@@ -65,4 +72,19 @@ func (a *app) kubeconfigCmd() *cobra.Command {
 	}
 	c.Flags().BoolVar(&path, "path", false, "print where the file is")
 	return c
+}
+
+// onlyLoopback says whether none of the addresses leaves this machine.
+func onlyLoopback(servers []string) bool {
+	for _, s := range servers {
+		host, _, err := net.SplitHostPort(s)
+		if err != nil {
+			return false
+		}
+		ip, err := netip.ParseAddr(host)
+		if (err != nil && host != "localhost") || (err == nil && !ip.IsLoopback()) {
+			return false
+		}
+	}
+	return len(servers) > 0
 }
