@@ -375,7 +375,9 @@ func (n *Namespaced) Setup(_ context.Context, podUID string, hostNetwork bool, p
 				return fmt.Errorf("add %s: %w", ip, err)
 			}
 		}
-		return nil
+		// With a link's last address the kernel takes its routes away too, so
+		// the first pod after none needs them again.
+		return n.ensureRoutes(h)
 	})
 	if err != nil {
 		return Allocation{}, fmt.Errorf("set up pod address: %w", err)

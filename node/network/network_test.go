@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -151,6 +152,15 @@ func TestNamespacedServesFromItsOwnAddress(t *testing.T) {
 	if err := again.Teardown(ctx, "other"); err != nil {
 		t.Fatalf("second teardown: %v", err)
 	}
+	// The kernel drops a link's routes with its last address.
+	if err := again.Teardown(ctx, "u"); err != nil {
+		t.Fatal(err)
+	}
+	d, err := again.Setup(ctx, "later", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, again, &d, "after none")
 }
 
 func serve(t *testing.T, n *Namespaced, a *Allocation, want string) {
@@ -169,7 +179,9 @@ func serve(t *testing.T, n *Namespaced, a *Allocation, want string) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = srv.Serve(l) }()
 	defer func() { _ = srv.Shutdown(context.Background()); <-done }()
-	conn, err := n.Dial(ctx, *a, "tcp", 80)
+	dctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := n.Dial(dctx, *a, "tcp", 80)
 	if err != nil {
 		t.Fatal(err)
 	}
