@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/dunlin-project/dunlin/cli/client"
 )
@@ -196,8 +197,12 @@ func (a *app) doomed(ctx context.Context, c *client.Client, all []client.Resourc
 func waitGone(ctx context.Context, c *client.Client, path, uid string) error {
 	t := time.NewTicker(200 * time.Millisecond)
 	defer t.Stop()
+	var last *unstructured.Unstructured // the end may come while one is asked for
 	for {
 		u, err := c.Object(ctx, path)
+		if err == nil {
+			last = u
+		}
 		if client.IsNotFound(err) || (err == nil && uid != "" && string(u.GetUID()) != uid) {
 			return nil
 		}
@@ -206,10 +211,10 @@ func waitGone(ctx context.Context, c *client.Client, path, uid string) error {
 		}
 		select {
 		case <-ctx.Done():
-			if u == nil {
+			if last == nil {
 				return fmt.Errorf("still there when waiting ended: %w", ctx.Err())
 			}
-			return fmt.Errorf("deleted, but still there when waiting ended: it waits for %s", waitsFor(u))
+			return fmt.Errorf("deleted, but still there when waiting ended: it waits for %s", waitsFor(last))
 		case <-t.C:
 		}
 	}
