@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -114,7 +115,7 @@ func (p *nodeProcess) serveSocket(ctx context.Context) error {
 			"gossip": p.gossipStatus(),
 		})
 	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: shutdownGrace}
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -178,5 +177,3 @@ func defaultDirs() dirs {
 		config: pick("XDG_CONFIG_HOME", filepath.Join(home, ".config", "dunlin")),
 	}
 }
-
-const shutdownGrace = 10 * time.Second
