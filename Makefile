@@ -5,7 +5,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS := -s -w -X github.com/dunlin-project/dunlin/internal/version.Version=$(VERSION)
+# No clock is right that shows less than when the source was committed.
+BUILT ?= $(shell git log -1 --format=%ct 2>/dev/null)
+LDFLAGS := -s -w -X github.com/dunlin-project/dunlin/internal/version.Version=$(VERSION) -X github.com/dunlin-project/dunlin/internal/version.built=$(BUILT)
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
 # Platforms we ship, and why: amd64 gateways, arm64 Pi 3 to 5, arm/7 Pi 2 and
 # 32-bit Pi OS, arm/6 Pi 1 and Zero, riscv64 boards.
@@ -15,10 +17,15 @@ export GOFLAGS ?= -buildvcs=false
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
-build: ## build bin/dunlin and bin/dunlin-wasm
+build: ## build bin/dunlin, bin/dunlin-wasm, bin/dunlin-proxy and bin/dunlin-ingress
 	@mkdir -p bin
 	$(GOBUILD) -o bin/dunlin ./cmd/dunlin
 	$(GOBUILD) -o bin/dunlin-wasm ./cmd/dunlin-wasm
+	$(GOBUILD) -o bin/dunlin-proxy ./cmd/dunlin-proxy
+	$(GOBUILD) -o bin/dunlin-ingress ./cmd/dunlin-ingress
+
+bin/dunlin-testclock: build # a build for tests, whose clock a file moves
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS) -X github.com/dunlin-project/dunlin/internal/clock.moved=DUNLIN_TEST_CLOCK' -o $@ ./cmd/dunlin
 
 examples: ## build the example modules from source into bin/examples
 	@$(MAKE) --no-print-directory -C examples
@@ -33,16 +40,36 @@ test: ## run the tests (installs what they need when it can)
 	else race=; echo "No C compiler here: the race detector is left out"; fi; \
 	set -x; go test $$race -shuffle=on -timeout 20m ./...
 
-e2e: build examples ## end-to-end tests on real processes
+e2e: build bin/dunlin-testclock examples ## end-to-end tests on real processes (SHORT=1: fewer rounds)
 	@test/setup.sh
-	go test -count=1 -timeout 20m -tags e2e ./test/e2e/...
+	go test -count=1 -timeout 50m $(if $(SHORT),-short) -tags e2e ./test/e2e/...
 
-clients: build examples ## real kubectl (1.37 and Debian's 1.20), informers and a controller against a real server
+e2e-long: build bin/dunlin-testclock examples ## the long forms: 100 times kill -9 with 20 pods, five idle minutes, every crash point; prints the figures
+	@test/setup.sh
+	DUNLIN_E2E_LOOPS=100 DUNLIN_E2E_IDLE=5m go test -count=1 -timeout 2h -v -tags e2e -run '^(TestKilledServerAdoptsItsGuests|TestIdleClusterWritesNothing)$$' ./test/e2e
+	go test -count=1 -timeout 1h -v -run '^TestCrash' ./controlplane/consensus -args -crash.all
+
+stories: build bin/dunlin-testclock examples ## the failure stories on real processes: CYCLES=n (1) times each, or those that STORIES=regexp names; prints every cycle
+	@test/setup.sh
+	CYCLES=$(or $(CYCLES),1) go test -count=1 -timeout 12h -v -tags e2e -run '$(or $(STORIES),^TestStory)' ./test/e2e
+
+clients: build examples ## real kubectl (1.37 and Debian's 1.20), Helm 3 and 4, informers and a controller against a real server
 	@test/setup.sh
 	test/clients/run.sh
 
+sim: ## whole clusters in virtual time: SEEDS=n (300) from FIRST=n (1), stories, a link that is cut for CUT (504h); what passed is kept in bin/sim.job, so a long job goes on where it was
+	@mkdir -p bin
+	CGO_ENABLED=0 go test -c -trimpath -o bin/sim.test ./test/sim
+	cd test/sim && ../../bin/sim.test -test.timeout 0 -seeds $(or $(SEEDS),300) -first $(or $(FIRST),1) -cut $(or $(CUT),504h) -job ../../bin/sim.job
+
+sim-mutants: ## faults planted into the sources, one build each: the simulation must find every one within MUTANTS=n (24) seeds
+	CGO_ENABLED=0 go test -count=1 -timeout 0 -v -run '^TestMutantsAreFound$$' ./test/sim -mutants $(or $(MUTANTS),24)
+
 bench: build examples ## measure the budgets and print them beside their targets
 	bench/run.sh
+
+bench-loss: build ## 30 minutes at 5 % packet loss: no pod may move (LOSS=2h is longer)
+	DUNLIN_BENCH_LOSS=$(or $(LOSS),30m) bench/run.sh TestFalseMoves
 
 cross: ## build for every platform we ship
 	@for p in $(PLATFORMS); do \
@@ -51,6 +78,8 @@ cross: ## build for every platform we ship
 	  echo "GOARCH=$$arch GOARM=$$arm"; \
 	  GOOS=linux GOARCH=$$arch GOARM=$$arm $(GOBUILD) -o $$out/dunlin ./cmd/dunlin; \
 	  GOOS=linux GOARCH=$$arch GOARM=$$arm $(GOBUILD) -o $$out/dunlin-wasm ./cmd/dunlin-wasm; \
+	  GOOS=linux GOARCH=$$arch GOARM=$$arm $(GOBUILD) -o $$out/dunlin-proxy ./cmd/dunlin-proxy; \
+	  GOOS=linux GOARCH=$$arch GOARM=$$arm $(GOBUILD) -o $$out/dunlin-ingress ./cmd/dunlin-ingress; \
 	done; ls -l dist/*/*
 
 lint: ## golangci-lint, pinned in tools/lint
@@ -79,14 +108,14 @@ check: ## everything that must hold before a commit
 clean: ## remove what was built
 	rm -rf bin dist
 
-.PHONY: help build examples demo test e2e clients bench cross lint vulncheck tidy check clean
+.PHONY: help build examples demo test e2e e2e-long stories clients sim sim-mutants bench bench-loss cross lint vulncheck tidy check clean
 
 conformance: build ## the Kubernetes conformance tests that we claim (long; SLICE=8 runs some)
 	test/clients/build.sh
 	test/conformance/run.sh
 
-oracle: ## our defaults and validation against upstream's (long to build)
-	cd test/oracle && go test ./...
+oracle: ## our defaults, validation, tables and scheduling against upstream's (long to build)
+	for m in . printers arithmetic; do (cd test/oracle/$$m && CGO_ENABLED=0 go test ./...); done
 
 .PHONY: conformance oracle
 

@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -24,9 +25,23 @@ import (
 	"github.com/dunlin-project/dunlin/test/cluster"
 )
 
-// row prints one line of the table; run.sh collects them.
-func row(what, target, figure, note string) {
-	fmt.Printf("BUDGET|%s|%s|%s|%s\n", what, target, figure, note) //nolint:forbidigo // the table is the output
+// row prints one line of the table; run.sh collects them. The load is the
+// machine's now: others may work on it.
+func row(what, target, figure, verdict, beside string) {
+	load, _ := os.ReadFile("/proc/loadavg")
+	now, _, _ := strings.Cut(string(load), " ")
+	fmt.Printf("BUDGET|%s|%s|%s|%s|%s|%s\n", what, target, figure, verdict, beside, now) //nolint:forbidigo // the table is the output
+}
+
+const noTarget = "-"
+
+// held is the verdict of a row. Missing a budget fails no test: what a
+// machine was busy with meanwhile is not the program's fault.
+func held(ok bool) string {
+	if ok {
+		return "held"
+	}
+	return "MISSED"
 }
 
 func idleFor() time.Duration {
@@ -46,12 +61,18 @@ func wait(t *testing.T, d time.Duration) {
 
 func pss(t testing.TB, pid int) int {
 	t.Helper()
+	return smaps(t, pid, "Pss:")
+}
+
+// smaps is a sum over the process's mappings, in KiB.
+func smaps(t testing.TB, pid int, field string) int {
+	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == field {
 			n, _ := strconv.Atoi(f[1])
 			return n
 		}
@@ -88,11 +109,23 @@ spec:
 }
 
 func TestServerAndAgentInOneProcess(t *testing.T) {
+	began := time.Now()
 	c := cluster.New(t)
-	wait(t, 20*time.Second)
+	row("first start of a server → its API answers", "(none)", fmt.Sprintf("%.1f s", time.Since(began).Seconds()), noTarget, "keys and certificates are made; with the polling of the command line; see the kill below for a later start")
+	wait(t, time.Minute)
 	pid := c.Cmd.Process.Pid
-	row("server and agent in one process, idle, PSS", "≤ 40 MiB", fmt.Sprintf("%.1f MiB", float64(pss(t, pid))/1024), "Nomad -dev 92 RSS, Kubernetes control plane 552 RSS")
+	idle := float64(pss(t, pid)) / 1024
+	row("server and agent in one process, idle, PSS", "≤ 40 MiB", fmt.Sprintf("%.1f MiB", idle), held(idle <= 40), "Nomad -dev 92 RSS, Kubernetes control plane 552 RSS")
 	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	c.Apply(sleepers(10))
+	c.WaitReady("app=sleep", 10)
+	wait(t, 15*time.Second)
+	state := filepath.Join(c.Dir, "state")
+	b0, cpu, io := bytesBelow(t, state), cpuSeconds(t, pid), written(t, pid)
+	wait(t, idleFor())
+	files, busy := changed(b0, bytesBelow(t, state)), 100*(cpuSeconds(t, pid)-cpu)/idleFor().Seconds()
+	row(fmt.Sprintf("server and agent, 10 pods, idle for %s: written to disk", idleFor()), "0 bytes", fmt.Sprintf("%d bytes, %d files changed", written(t, pid)-io, files), held(files == 0 && written(t, pid) == io),
+		fmt.Sprintf("CPU %.2f %% of a core, PSS %.1f MiB", busy, float64(pss(t, pid))/1024))
 	c.Apply(sleepers(100))
 	c.WaitReady("app=sleep", 100)
 	before := c.HostPIDs()
@@ -100,13 +133,13 @@ func TestServerAndAgentInOneProcess(t *testing.T) {
 	for _, p := range before {
 		total += pss(t, p)
 	}
-	row("one more idle Wasm pod, marginal PSS (100 of them)", "≤ 2.5 MiB", fmt.Sprintf("%.2f MiB", float64(total)/100/1024), "Nomad raw_exec 28.6 MiB a task")
+	row("one more idle Wasm pod, marginal PSS (100 of them)", "≤ 2.5 MiB", fmt.Sprintf("%.2f MiB", float64(total)/100/1024), held(total <= 256000), "bare process 1.8 MiB, Nomad raw_exec 28.6 MiB a task")
 	wait(t, 15*time.Second)
-	state := filepath.Join(c.Dir, "state")
-	b0, cpu := bytesBelow(t, state), cpuSeconds(t, pid)
+	b0, cpu = bytesBelow(t, state), cpuSeconds(t, pid)
 	wait(t, idleFor())
-	row("disk writes, idle, 100 pods", "0 bytes/hour", fmt.Sprintf("%d files changed in %s", changed(b0, bytesBelow(t, state)), idleFor()), "")
-	row("idle CPU, server and agent, 100 pods", "≤ 0.5 % (agent)", fmt.Sprintf("%.2f %%", 100*(cpuSeconds(t, pid)-cpu)/idleFor().Seconds()), "of one core")
+	files, busy = changed(b0, bytesBelow(t, state)), 100*(cpuSeconds(t, pid)-cpu)/idleFor().Seconds()
+	row("disk writes, idle, server and agent, 100 pods", "0 bytes/hour", fmt.Sprintf("%d files changed in %s", files, idleFor()), held(files == 0), "limit: 0")
+	row("idle CPU, server and agent, 100 pods", "(none)", fmt.Sprintf("%.2f %% of a core", busy), noTarget, "k3s server 25 to 30 % of a Pi 4's core (with Prometheus)")
 	c.Kill()
 	start := time.Now()
 	c.Start()
@@ -124,7 +157,24 @@ func TestServerAndAgentInOneProcess(t *testing.T) {
 			same++
 		}
 	}
-	row("kill -9 and start with 100 pods", "0 restarts, ≤ 1 s", fmt.Sprintf("%d restarts, %d same guests, %.1f s", restarts, same, took.Seconds()), "with the polling of the command line")
+	row("agent (and server) kill -9 and start with 100 pods → all Ready", "0 restarts, ≤ 1 s", fmt.Sprintf("%d restarts, %d same guests, %.1f s", restarts, same, took.Seconds()),
+		held(restarts == 0 && same == len(before) && took <= time.Second), "with the polling of the command line")
+}
+
+// written is what the process had written to disks so far, in bytes.
+func written(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(b), "\nwrite_bytes: ")
+	line, _, _ := strings.Cut(after, "\n")
+	n, err := strconv.Atoi(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 func bytesBelow(t *testing.T, dir string) map[string]time.Time {
@@ -217,7 +267,7 @@ func startAgent(t *testing.T, c *cluster.Cluster, name string, in *site) *agent 
 	if out, err := exec.Command(cluster.Binary(t), append([]string{"import", "sleep.wasm", cluster.Module(t, "sleep")}, dirs[:4]...)...).CombinedOutput(); err != nil {
 		t.Fatalf("import: %v: %s", err, out)
 	}
-	args := append([]string{cluster.Binary(t), "agent", "--node-name", name, "--gossip-port", "0", "--join", strings.TrimSpace(c.Run("token", "create"))}, dirs...)
+	args := append([]string{ownProgram(t, a.dir), "agent", "--node-name", name, "--gossip-port", "0", "--join", strings.TrimSpace(c.Run("token", "create"))}, dirs...)
 	if in != nil {
 		args = append([]string{"ip", "netns", "exec", in.name}, args...)
 	}
@@ -256,6 +306,48 @@ func startAgent(t *testing.T, c *cluster.Cluster, name string, in *site) *agent 
 	return a
 }
 
+// ownProgram copies the program and those beside it, as a machine of its own
+// has them: the pages of one file that several processes map would be counted
+// in parts (PSS), and stay in memory for the others.
+func ownProgram(t *testing.T, dir string) string {
+	t.Helper()
+	from := filepath.Dir(cluster.Binary(t))
+	for _, name := range []string{"dunlin", "dunlin-wasm", "dunlin-proxy"} {
+		b, err := os.ReadFile(filepath.Join(from, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY, 0o755)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Write(b)
+		// Pages that are not on the disk yet cannot be given back.
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, "dunlin")
+}
+
+// proxyOf is the process of the agent's proxy.
+func proxyOf(t *testing.T, a *agent) int {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		b, err := os.ReadFile(p)
+		if arg := strings.Split(string(b), "\x00"); err == nil && len(arg) > 1 && strings.HasSuffix(arg[0], "dunlin-proxy") && strings.HasPrefix(arg[1], a.dir) {
+			n, _ := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+			return n
+		}
+	}
+	t.Fatal("the agent has no proxy")
+	return 0
+}
+
 func (a *agent) status(t *testing.T) (out struct {
 	BytesIn, BytesOut uint64
 	Gossip            struct {
@@ -283,53 +375,72 @@ func TestAgentAlone(t *testing.T) {
 	c := cluster.New(t, "--node-address", s.host, "--listen", s.host+":"+strconv.Itoa(20000+rand.IntN(9999)))
 	a := startAgent(t, c, "far", &s)
 	wait(t, 20*time.Second)
-	row("agent idle, PSS", "≤ 24 MiB", fmt.Sprintf("%.1f MiB", float64(pss(t, a.cmd.Process.Pid))/1024), "k3s agent 268 MB on a Pi 4")
+	pid := a.cmd.Process.Pid
+	at := float64(pss(t, pid)) / 1024
+	wait(t, 70*time.Second)
+	idle, anonymous := float64(pss(t, pid))/1024, float64(smaps(t, pid, "Anonymous:"))/1024
+	row("agent idle, on a machine of its own, PSS", "≤ 24 MiB", fmt.Sprintf("%.1f MiB, %.1f of them anonymous", idle, anonymous), held(idle <= 24), fmt.Sprintf("20 s after its start %.1f; k3s agent 268 MB on a Pi 4", at))
+	p := proxyOf(t, a)
+	row("service proxy and DNS, idle, PSS", "≤ 12 MiB", fmt.Sprintf("%.1f MiB", float64(pss(t, p))/1024), held(pss(t, p) <= 12<<10), "")
 	b0, p0 := s.counters(t)
-	cpu := cpuSeconds(t, a.cmd.Process.Pid)
+	cpu := cpuSeconds(t, pid)
 	wait(t, idleFor())
 	b1, p1 := s.counters(t)
 	d := idleFor().Seconds()
-	row("idle CPU, agent", "≤ 0.5 %", fmt.Sprintf("%.2f %%", 100*(cpuSeconds(t, a.cmd.Process.Pid)-cpu)/d), "of one core")
+	busy := 100 * (cpuSeconds(t, pid) - cpu) / d
+	row("idle CPU, agent", "≤ 0.5 % of a core", fmt.Sprintf("%.2f %%", busy), held(busy <= 0.5), "k3s agent 10 % of a Pi 4's core")
 	// The interface counts Ethernet's 14 bytes a packet too.
 	g := a.status(t).Gossip
-	row("idle node ↔ server on the wire, IP and TLS headers counted", "≤ 200 bytes/s", fmt.Sprintf("%.0f bytes/s", float64(b1-b0-14*(p1-p0))/d), fmt.Sprintf("%.1f packets/s, %d gossip members, %d leases by UDP so far", float64(p1-p0)/d, len(g.Members), g.LeasesByUDP))
+	rate := float64(b1-b0-14*(p1-p0)) / d
+	row("idle node ↔ server on the wire, IP and TLS headers counted", "≤ 200 bytes/s", fmt.Sprintf("%.0f bytes/s", rate), held(rate <= 200), fmt.Sprintf("%.1f packets/s, %d gossip members, %d leases by UDP so far", float64(p1-p0)/d, len(g.Members), g.LeasesByUDP))
 }
 
-// TestNodeKilled cuts one of three nodes off hard: its agent and its guests
-// are killed, and its pods must run elsewhere.
+// TestNodeKilled ends one of three nodes as a power cut does, its agent and
+// its guests at once: its pods must run elsewhere.
 func TestNodeKilled(t *testing.T) {
+	const pods = 6
 	c := cluster.New(t)
 	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
-	victim := startAgent(t, c, "victim", nil)
-	startAgent(t, c, "other", nil)
-	c.Apply(strings.Replace(sleepers(6), "      runtimeClassName: wasm\n", "      runtimeClassName: wasm\n      nodeSelector: {kubernetes.io/os: linux}\n", 1))
-	c.WaitReady("app=sleep", 6)
-	var moved []string
-	for _, p := range c.Pods("app=sleep") {
+	var agents []*cluster.Agent
+	for _, name := range []string{"victim", "other"} {
+		a := cluster.NewAgent(t, name, nil)
+		a.Import("sleep.wasm", cluster.Module(t, "sleep"))
+		a.Start("--join", strings.TrimSpace(c.Run("token", "create")))
+		c.Eventually(time.Minute, name+" is Ready", func() error { return c.NodeReady(name) })
+		agents = append(agents, a)
+	}
+	c.Apply(spread(sleepers(pods)))
+	moved := 0
+	for _, p := range c.WaitReady("app=sleep", pods) {
 		if p.Spec.NodeName == "victim" {
-			moved = append(moved, p.Name)
+			moved++
 		}
 	}
-	if len(moved) == 0 {
-		c.Apply(strings.Replace(sleepers(6), "{app: sleep}}\n    spec:", "{app: sleep}, annotations: {dunlin.dev/placement: spread}}\n    spec:", 1))
-		c.Run("rollout", "status", "deploy/sleep", "--timeout", "60s")
+	if moved == 0 {
+		t.Fatal("no pod is on the node: nothing would be measured")
 	}
 	start := time.Now()
-	_ = victim.cmd.Process.Kill()
-	_ = victim.cmd.Wait()
-	c.Eventually(2*time.Minute, "six Ready pods elsewhere", func() error {
+	agents[0].Kill()
+	c.Eventually(2*time.Minute, "all pods are Ready elsewhere", func() error {
 		good := 0
 		for _, p := range c.Pods("app=sleep") {
 			if p.Spec.NodeName != "victim" && cluster.Ready(&p) {
 				good++
 			}
 		}
-		if good < 6 {
-			return fmt.Errorf("%d", good)
+		if good < pods {
+			return fmt.Errorf("%d of %d", good, pods)
 		}
 		return nil
 	})
-	row("node killed → its pods running elsewhere", "≤ 10 s", fmt.Sprintf("%.1f s", time.Since(start).Seconds()), fmt.Sprintf("%d pods moved", len(moved)))
+	took := time.Since(start)
+	row("node killed → its pods running elsewhere", "≤ 10 s", fmt.Sprintf("%.1f s", took.Seconds()), held(took <= 10*time.Second),
+		fmt.Sprintf("%d of %d pods moved; limit: the rest of a lease of 6.5 s, 4.5 s or more", moved, pods))
+}
+
+// spread has a Deployment's pods put on as many nodes as there are.
+func spread(manifest string) string {
+	return strings.Replace(manifest, "{app: sleep}}\n    spec:", "{app: sleep}, annotations: {dunlin.dev/placement: spread}}\n    spec:", 1)
 }
 
 func TestStartToFirstLine(t *testing.T) {
@@ -350,5 +461,5 @@ func TestStartToFirstLine(t *testing.T) {
 		all = append(all, time.Since(start))
 	}
 	slices.Sort(all)
-	row("apply → first log line read back, both by the command line", "(none)", fmt.Sprintf("p50 %d ms", all[2].Milliseconds()), "Nomad raw_exec submit → running 304 ms, docker run 107 ms")
+	row("apply → first log line read back, both by the command line", "(none)", fmt.Sprintf("p50 %d ms", all[2].Milliseconds()), noTarget, "Nomad raw_exec submit → running 304 ms, docker run 107 ms")
 }

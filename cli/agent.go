@@ -2,10 +2,10 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -13,8 +13,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
+	"github.com/dunlin-project/dunlin/internal/version"
+	"github.com/dunlin-project/dunlin/node/view"
 	"github.com/dunlin-project/dunlin/pki"
 )
 
@@ -30,7 +34,11 @@ func (a *app) agentCmd() *cobra.Command {
 The first start needs a join line from 'dunlin token create' on a server; it is
 used once, and the node keeps its own key and certificate. After that the
 agent starts, and runs what it knows, without any server, network or clock.
-Stopping the agent does not stop its workloads.`,
+Stopping the agent does not stop its workloads.
+
+It answers on a socket in --run-dir, to root and its own user alone: what it
+runs, logs, figures. 'dunlin get pods --local' and 'dunlin describe node NAME
+--local' ask it, which works while no server can be reached.`,
 		Example: `  dunlin agent --join dunlin1.…@10.0.0.5:6443
   dunlin agent`,
 		Args: cobra.NoArgs,
@@ -44,12 +52,26 @@ Stopping the agent does not stop its workloads.`,
 				return err
 			}
 			server := ""
-			if jl, err := pki.ParseJoinLine(line); err == nil && len(jl.Servers) > 0 {
-				server = jl.Servers[0]
+			if line != "" { // refused before anything is made
+				jl, err := pki.ParseJoinLine(line)
+				if err != nil {
+					return usagef("--join: %w", err)
+				}
+				if len(jl.Servers) > 0 {
+					server = jl.Servers[0]
+				}
 			}
 			if err := o.complete(log, server); err != nil {
 				return err
 			}
+			if line == "" && !joinedAlready(o) {
+				return errNotJoined
+			}
+			release, err := o.claims()
+			if err != nil {
+				return err
+			}
+			defer release()
 			id, err := joinNode(cmd.Context(), o, line, log)
 			if err != nil {
 				return err
@@ -68,8 +90,11 @@ Stopping the agent does not stop its workloads.`,
 	o.add(c)
 	lo.add(c)
 	c.Flags().StringVar(&join, "join", "", "join line, needed once")
+	c.AddCommand(a.agentResetCmd())
 	return c
 }
+
+var errNotJoined = usagef("this node has not joined a cluster yet: give --join LINE, from 'dunlin token create' on a server")
 
 // joinLine is the flag's, or else what an installation left in the file.
 func joinLine(flag, file string) (line, used string, err error) {
@@ -89,37 +114,60 @@ func joinLine(flag, file string) (line, used string, err error) {
 // agentSocket is where the agent answers locally, also while cut off.
 func agentSocket(runDir string) string { return filepath.Join(runDir, "agent.sock") }
 
-// serveSocket answers health and state on the agent's own socket.
+// serveSocket answers on the agent's own socket: health, figures, and what
+// the node knows.
 func (p *nodeProcess) serveSocket(ctx context.Context) error {
-	path := agentSocket(p.o.run)
-	if err := os.MkdirAll(p.o.run, 0o711); err != nil {
-		return fmt.Errorf("make run-time folder: %w", err)
-	}
-	_ = os.Remove(path) // of an agent that was killed
-	l, err := net.Listen("unix", path)
+	l, err := view.Listen(agentSocket(p.o.run), p.log)
 	if err != nil {
-		return fmt.Errorf("agent socket: %w", err)
+		return err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		_ = l.Close()
-		return fmt.Errorf("agent socket: %w", err)
+	srv := &http.Server{
+		Handler:           view.Handler(view.Config{Source: p.agent, Metrics: p.metrics, Status: p.status, NetCheck: p.netCheck}),
+		ReadHeaderTimeout: 10 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // followed logs end with the agent
+		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		in, out := p.link.Bytes()
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]any{
-			"connected": p.link.Connected(), "generation": p.agent.Generation(), "epoch": p.agent.Epoch(),
-			"bytesIn": in, "bytesOut": out, "servers": p.agent.Servers(),
-			"gossip": p.gossipStatus(),
-		})
-	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("agent socket: %w", err)
 	}
 	return nil
+}
+
+// status describes the agent for people.
+func (p *nodeProcess) status() view.Status {
+	l := p.link.Status()
+	in, out := p.link.Bytes()
+	s := view.Status{
+		Node: p.id.Grant().NodeName, Version: version.Version, Uptime: time.Since(p.began),
+		Connected: l.Connected, Server: l.Server, Relayed: l.Relayed, Reason: strings.TrimPrefix(l.Failed, "link: "), Servers: p.agent.Servers(), Connects: l.Attempts,
+		Generation: p.agent.Generation(), Epoch: p.agent.Epoch(), BytesIn: in, BytesOut: out, Gossip: p.gossipStatus(),
+	}
+	if at := p.link.LastAcked(); !at.IsZero() {
+		age := time.Since(at)
+		s.LeaseAge = &age
+	}
+	pull, report := p.agent.Ages()
+	if pull >= 0 {
+		s.AssignmentAge = &pull
+	}
+	if report >= 0 {
+		s.ReportAge = &report
+	}
+	return s
+}
+
+// figures registers everything that this node counts.
+func (p *nodeProcess) figures() (*prometheus.Registry, error) {
+	reg := prometheus.NewRegistry()
+	for _, c := range []prometheus.Collector{
+		p.agent, p.link, p.db, ingressFigures{ingressDir(p.o.run)},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return reg, nil
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -15,7 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/dunlin-project/dunlin/cli/client"
@@ -38,7 +41,10 @@ func (a *app) applyCmd() *cobra.Command {
 
 Files are checked strictly before anything is sent: unknown and duplicate
 fields, wrong units and wrong kinds are errors with file and line. The server
-merges (server-side apply, field manager "dunlin").`,
+merges (server-side apply, field manager "dunlin"). It looks at all objects first:
+if one of them is invalid, nothing is changed. Another reason to refuse one (its
+namespace is missing, a quota) does not keep the others from being applied; the
+exit code is then 1.`,
 		Example: `  dunlin apply -f examples/hello/
   cat app.yaml | dunlin apply -f -
   dunlin apply -f app.yaml --dry-run`,
@@ -58,6 +64,7 @@ type manifest struct {
 	gvk             schema.GroupVersionKind
 	namespace, name string
 	json            []byte
+	object          runtime.Object
 }
 
 func (m manifest) namespaceOr(def string) string {
@@ -71,7 +78,7 @@ func (m manifest) namespaceOr(def string) string {
 // nothing is changed.
 func (a *app) readManifests(files []string) ([]manifest, error) {
 	if len(files) == 0 {
-		return nil, usagef("give at least one file with -f (a folder and - for standard input work too)")
+		return nil, usagef("give at least one file with -f (a folder and - for standard input work too); example: dunlin apply -f app.yaml")
 	}
 	var out []manifest
 	for _, f := range files {
@@ -96,6 +103,9 @@ func (a *app) readManifests(files []string) ([]manifest, error) {
 func expand(f string) ([]string, error) {
 	if f == "-" {
 		return []string{f}, nil
+	}
+	if strings.HasPrefix(f, "https://") || strings.HasPrefix(f, "http://") {
+		return nil, usagef("%s: addresses are not read, so that what runs is what was looked at; for this one: curl -fsSL %s | dunlin apply -f -", f, f)
 	}
 	info, err := os.Stat(f)
 	if err != nil {
@@ -144,7 +154,7 @@ func (a *app) readManifest(name string) ([]manifest, error) {
 		}
 		out = append(out, manifest{
 			source: fmt.Sprintf("%s:%d", name, d.Line), gvk: d.Kind.GVK,
-			namespace: acc.GetNamespace(), name: acc.GetName(), json: d.JSON,
+			namespace: acc.GetNamespace(), name: acc.GetName(), json: d.JSON, object: d.Object,
 		})
 	}
 	return out, nil
@@ -166,33 +176,115 @@ func (a *app) apply(ctx context.Context, o applyOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := a.checkAll(ctx, c, all, docs, o); err != nil {
+		return err
+	}
+	each := a.each("applied", len(docs))
+	for i, d := range docs {
+		if err := each.note(ctx, i, a.applyOne(ctx, c, all, d, o)); err != nil {
+			return err
+		}
+	}
+	return each.done()
+}
+
+// checkAll lets the server look at all objects before any is changed. Only what
+// will never do (invalid, not to be read) keeps the others from being applied:
+// an object may need one that comes before it, a namespace for instance.
+func (a *app) checkAll(ctx context.Context, c *client.Client, all []client.Resource, docs []manifest, o applyOptions) error {
+	if o.dryRun || len(docs) < 2 {
+		return nil
+	}
+	var bad []error
 	for _, d := range docs {
 		r, err := client.ByKind(all, d.gvk)
 		if err != nil {
-			return fmt.Errorf("%s: %w", d.source, err)
+			continue // said when its turn comes
 		}
 		if d.name == "" {
-			return fmt.Errorf("%s: metadata.name is missing (apply needs a name)", d.source)
+			bad = append(bad, fmt.Errorf("%s: %w", d.source, errNoName))
+			continue
 		}
-		if err := a.applyOne(ctx, c, r, d, o); err != nil {
-			return fmt.Errorf("%s: %w", d.source, err)
+		o.dryRun = true
+		err = send(ctx, c, r.Path(d.namespaceOr(c.Namespace), d.name), d.json, o, &map[string]any{})
+		if client.IsNotFound(err) {
+			err = d.check(c.Namespace) // its namespace is still to be made, so it is new
 		}
+		if errors.Is(err, errInvalid) || client.IsInvalid(err) {
+			bad = append(bad, fmt.Errorf("%s: %w", d.source, err))
+		}
+	}
+	switch len(bad) {
+	case 0:
+		return nil
+	case 1:
+		return fmt.Errorf("%w\n(nothing was changed: one of %d objects is invalid)", bad[0], len(docs))
+	}
+	for _, err := range bad {
+		a.notef("Error: %v\n", err)
+	}
+	return fmt.Errorf("%d of %d objects are invalid, nothing was changed; the reasons stand above", len(bad), len(docs))
+}
+
+var (
+	// errInvalid is what check finds.
+	errInvalid = errors.New("is invalid")
+	errNoName  = errors.New("metadata.name is missing (apply needs a name)")
+)
+
+// check judges an object as the server would that has its namespace.
+func (m manifest) check(namespace string) error {
+	obj := m.object.DeepCopyObject()
+	acc, err := meta.Accessor(obj)
+	if err != nil {
+		return err
+	}
+	if acc.GetNamespace() == "" {
+		acc.SetNamespace(namespace)
+	}
+	manifests.Default(obj)
+	if errs := manifests.Validate(obj); len(errs) > 0 {
+		return fmt.Errorf("%s %q %w: %w", m.gvk.Kind, m.name, errInvalid, errs.ToAggregate())
 	}
 	return nil
 }
 
-func (a *app) applyOne(ctx context.Context, c *client.Client, r client.Resource, d manifest, o applyOptions) error {
+// send applies one object.
+func send(ctx context.Context, c *client.Client, path string, body []byte, o applyOptions, into *map[string]any) error {
+	q := url.Values{"fieldManager": {"dunlin"}, "fieldValidation": {"Strict"}, "force": {strconv.FormatBool(o.force)}}
+	if o.dryRun {
+		q.Set("dryRun", "All")
+	}
+	return c.JSON(ctx, client.Request{Method: http.MethodPatch, Path: path, Query: q, ContentType: "application/apply-patch+yaml", Body: body}, into)
+}
+
+func (a *app) applyOne(ctx context.Context, c *client.Client, all []client.Resource, d manifest, o applyOptions) error {
+	err := a.applyTo(ctx, c, all, d, o)
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.source, err)
+	}
+	return nil
+}
+
+func (a *app) applyTo(ctx context.Context, c *client.Client, all []client.Resource, d manifest, o applyOptions) error {
+	r, err := client.ByKind(all, d.gvk)
+	if err != nil {
+		return err
+	}
+	if d.name == "" {
+		return errNoName
+	}
 	path := r.Path(d.namespaceOr(c.Namespace), d.name)
 	before, err := c.Object(ctx, path)
 	if err != nil && !client.IsNotFound(err) {
 		return err
 	}
-	q := url.Values{"fieldManager": {"dunlin"}, "fieldValidation": {"Strict"}, "force": {strconv.FormatBool(o.force)}}
-	if o.dryRun {
-		q.Set("dryRun", "All")
-	}
 	after := &unstructured.Unstructured{}
-	err = c.JSON(ctx, client.Request{Method: http.MethodPatch, Path: path, Query: q, ContentType: "application/apply-patch+yaml", Body: d.json}, &after.Object)
+	err = send(ctx, c, path, d.json, o, &after.Object)
+	if client.IsConflict(err) && ownConflict(err) {
+		o.force = true // what 'dunlin scale' changed, the file may change back
+		err = send(ctx, c, path, d.json, o, &after.Object)
+	}
 	if client.IsConflict(err) {
 		return fmt.Errorf("%w\n(another manager owns these fields; --force-conflicts takes them over)", err)
 	}
@@ -218,6 +310,21 @@ func (a *app) applyOne(ctx context.Context, c *client.Client, r client.Resource,
 	}
 	a.printf("%s/%s %s\n", r, d.name, verb)
 	return nil
+}
+
+// ownConflict says whether all fields of a conflict were last written by other
+// commands of dunlin's.
+func ownConflict(err error) bool {
+	var se *client.StatusError
+	if !errors.As(err, &se) || se.Status.Details == nil || len(se.Status.Details.Causes) == 0 {
+		return false
+	}
+	for _, c := range se.Status.Details.Causes {
+		if c.Type != metav1.CauseTypeFieldManagerConflict || !strings.HasPrefix(c.Message, `conflict with "dunlin"`) {
+			return false
+		}
+	}
+	return true
 }
 
 // sameButBookkeeping compares without what every write may touch.

@@ -41,14 +41,26 @@ func applyConfig(cmd *cobra.Command, file string) error {
 		name := "DUNLIN_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 		if v, ok := os.LookupEnv(name); ok {
 			if err := cmd.Flags().Set(f.Name, v); err != nil {
-				errs = append(errs, usagef("%s: %w", name, err))
+				errs = append(errs, usagef("%s=%s: %s", name, v, wantedText(f, err)))
 			}
 			return
 		}
 		if v, ok := values[f.Name]; ok {
 			if err := cmd.Flags().Set(f.Name, v); err != nil {
-				errs = append(errs, usagef("%s: %s: %w", file, f.Name, err))
+				errs = append(errs, usagef("%s: %s: %s: %s", file, f.Name, v, wantedText(f, err)))
 			}
+		}
+	})
+	return errors.Join(append(errs, checkFolders(cmd))...)
+}
+
+// checkFolders refuses a folder without a name: it would be the one that the
+// command was called in.
+func checkFolders(cmd *cobra.Command) error {
+	var errs []error
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if strings.HasSuffix(f.Name, "-dir") && f.Changed && strings.TrimSpace(f.Value.String()) == "" {
+			errs = append(errs, usagef("--%s=%s: the name of a folder is wanted; leave it out for the usual one", f.Name, f.Value))
 		}
 	})
 	return errors.Join(errs...)

@@ -58,6 +58,9 @@ type doomed struct {
 }
 
 func (a *app) delete(ctx context.Context, args []string, o deleteOptions) error {
+	if len(args) == 0 && len(o.files) == 0 {
+		return usagef("name what to delete: TYPE NAME, TYPE/NAME, TYPE -l SELECTOR or -f FILE; example: dunlin delete pod hello-5d9c")
+	}
 	body, err := o.body()
 	if err != nil {
 		return err
@@ -87,7 +90,8 @@ func (a *app) delete(ctx context.Context, args []string, o deleteOptions) error 
 		uid string
 	}
 	var waiting []left
-	for _, d := range list {
+	each := a.each("deleted", len(list))
+	for i, d := range list {
 		var reply struct {
 			Kind     string            `json:"kind"`
 			Metadata metav1.ObjectMeta `json:"metadata"`
@@ -100,7 +104,13 @@ func (a *app) delete(ctx context.Context, args []string, o deleteOptions) error 
 			continue
 		}
 		if err != nil {
-			return err
+			if len(list) > 1 {
+				err = fmt.Errorf("%s: %w", d.label, err)
+			}
+			if err := each.note(ctx, i, err); err != nil {
+				return err
+			}
+			continue
 		}
 		uid := reply.Details.UID
 		if reply.Kind != "Status" {
@@ -109,15 +119,15 @@ func (a *app) delete(ctx context.Context, args []string, o deleteOptions) error 
 		a.printf("%s deleted\n", d.label)
 		waiting = append(waiting, left{d, uid})
 	}
-	if !o.wait {
-		return nil
-	}
 	for _, w := range waiting {
+		if !o.wait {
+			break
+		}
 		if err := waitGone(ctx, c, w.path, w.uid); err != nil {
 			return fmt.Errorf("%s: %w", w.label, err)
 		}
 	}
-	return nil
+	return each.done()
 }
 
 func (o deleteOptions) body() ([]byte, error) {
@@ -160,9 +170,6 @@ func (a *app) doomed(ctx context.Context, c *client.Client, all []client.Resourc
 			list = append(list, doomed{r.String() + "/" + d.name, r.Path(d.namespaceOr(c.Namespace), d.name)})
 		}
 		return list, nil
-	}
-	if len(args) == 0 {
-		return nil, usagef("name what to delete: TYPE NAME, TYPE/NAME, TYPE -l SELECTOR or -f FILE")
 	}
 	ts, err := targets(all, args)
 	if err != nil {

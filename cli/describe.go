@@ -28,16 +28,18 @@ func (a *app) describeCmd() *cobra.Command {
 		Short: "Show an object, its state and what happened to it",
 		Long: `Show an object, its state and what happened to it.
 
-Anything that is not running says why, for how long and what to do next.`,
+Anything that is not running says why, for how long and what to do next.
+With --local the agent of this machine is asked instead of a server.`,
 		Example: `  dunlin describe pod hello-5d9c
   dunlin describe pods -l app=hello
-  dunlin describe node pi-3`,
+  dunlin describe node pi-3
+  dunlin describe pod hello-5d9c --local`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeObjects,
 		RunE:              func(cmd *cobra.Command, args []string) error { return a.describe(cmd.Context(), args, selector) },
 	}
 	c.Flags().StringVarP(&selector, "selector", "l", "", "those with these labels, such as app=hello")
-	return a.namespaced(c)
+	return a.viewing(c)
 }
 
 func (a *app) describe(ctx context.Context, args []string, selector string) error {
@@ -45,11 +47,7 @@ func (a *app) describe(ctx context.Context, args []string, selector string) erro
 	if err != nil {
 		return err
 	}
-	all, err := c.Resources(ctx)
-	if err != nil {
-		return err
-	}
-	ts, err := targets(all, args)
+	ts, err := a.targets(ctx, c, args)
 	if err != nil {
 		return err
 	}
@@ -135,6 +133,10 @@ func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resour
 		err = a.describeNode(ctx, c, u)
 	case "Secret":
 		a.describeSecret(u)
+	case "PersistentVolumeClaim":
+		err = a.describeClaim(ctx, c, u)
+	case "PersistentVolume":
+		err = a.describeVolume(ctx, c, u)
 	default:
 		err = a.describeRest(u)
 	}
@@ -147,6 +149,10 @@ func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resour
 		return err
 	}
 	if len(tab.Rows) == 0 {
+		if c.Local() {
+			a.field("Events", "<none> that no server has been told yet")
+			return nil
+		}
 		a.field("Events", "<none>")
 		return nil
 	}
@@ -245,7 +251,7 @@ func (a *app) describePod(u *unstructured.Unstructured) error {
 	if p.Status.Message != "" {
 		a.field("Message", "%s", p.Status.Message)
 	}
-	if w, ok := whyPod(&p); ok {
+	if w, ok := whyPod(&p, a.local); ok {
 		a.field("Why", "%s", w.text(time.Now()))
 		a.field("Next", "%s", w.next)
 	}
@@ -290,6 +296,10 @@ func volumeText(v *corev1.VolumeSource) string {
 		return "secret " + v.Secret.SecretName
 	case v.HostPath != nil:
 		return "hostPath " + v.HostPath.Path
+	case v.PersistentVolumeClaim != nil:
+		return "claim " + v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		return "a claim of its own, which goes with the pod"
 	case v.DownwardAPI != nil:
 		return "downwardAPI"
 	case v.Projected != nil:
@@ -377,6 +387,11 @@ func (a *app) describeNode(ctx context.Context, c *client.Client, u *unstructure
 	}
 	for _, ad := range n.Status.Addresses {
 		a.field("Address", "%s %s", ad.Type, ad.Address)
+	}
+	if c.Local() {
+		if err := a.describeLink(ctx, c); err != nil {
+			return err
+		}
 	}
 	i := n.Status.NodeInfo
 	a.field("System", "%s, kernel %s, %s, %s", i.OSImage, i.KernelVersion, i.Architecture, i.ContainerRuntimeVersion)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
 
 	"github.com/dunlin-project/dunlin/cli/client"
@@ -25,28 +26,62 @@ type getOptions struct {
 	allNamespaces bool
 	watch         bool
 	noHeaders     bool
+	raw           string
+	showLabels    bool
+	sortBy        string
+
+	order    *order             // of sortBy
+	byTime   bool               // Events, the latest last
+	template *jsonpath.JSONPath // of output
 }
+
+// table says whether a table is asked for.
+func (o getOptions) table() bool { return o.output == "" || o.output == "wide" }
 
 func (a *app) getCmd() *cobra.Command {
 	var o getOptions
 	c := &cobra.Command{
 		Use:   "get TYPE[,TYPE...] [NAME...]  |  get TYPE/NAME...",
 		Short: "List objects as a table, or print them as YAML or JSON",
+		Long: `List objects as a table, or print them as YAML or JSON.
+
+With --local the agent of this machine is asked instead of a server: for its
+pods, its node, and the events it could not report yet. It answers from its own
+memory, so this works on a site that is cut off. Only root, and the user that
+the agent runs as, may ask it.`,
 		Example: `  dunlin get pods
   dunlin get deploy,rs -A -o wide
   dunlin get pod hello-5d9c -o yaml
-  dunlin get pods -l app=hello -w`,
-		Args:              cobra.MinimumNArgs(1),
+  dunlin get pods -l app=hello -w
+  dunlin get pods --sort-by=.metadata.creationTimestamp --show-labels
+  dunlin get pods -o jsonpath='{range .items[*]}{.metadata.name} {.status.podIP}{"\n"}{end}'
+  dunlin get pods --local                            # what this node runs, without any server
+  dunlin get --raw /api/v1/nodes/pi-3/proxy/metrics  # a node's figures, through the server
+  dunlin get --raw /metrics --local`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if o.raw != "" {
+				return cobra.NoArgs(cmd, args)
+			}
+			return cobra.MinimumNArgs(1)(cmd, args)
+		},
 		ValidArgsFunction: a.completeObjects,
-		RunE:              func(cmd *cobra.Command, args []string) error { return a.get(cmd.Context(), args, o) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.raw != "" {
+				return a.getRaw(cmd.Context(), o.raw)
+			}
+			return a.get(cmd.Context(), args, o)
+		},
 	}
-	c.Flags().StringVarP(&o.output, "output", "o", "", "wide, yaml, json or name")
+	c.Flags().StringVarP(&o.output, "output", "o", "", "wide, yaml, json, name or jsonpath=TEMPLATE")
 	c.Flags().StringVarP(&o.selector, "selector", "l", "", "label selector, such as app=hello,tier!=db")
 	c.Flags().StringVar(&o.fieldSelector, "field-selector", "", "field selector, such as spec.nodeName=pi-3")
 	c.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "of all namespaces")
 	c.Flags().BoolVarP(&o.watch, "watch", "w", false, "go on printing changes")
 	c.Flags().BoolVar(&o.noHeaders, "no-headers", false, "leave out the table's header")
-	return a.namespaced(c)
+	c.Flags().BoolVar(&o.showLabels, "show-labels", false, "add the labels as the table's last column")
+	c.Flags().StringVar(&o.sortBy, "sort-by", "", "sort by this field, such as .metadata.creationTimestamp")
+	c.Flags().StringVar(&o.raw, "raw", "", "print the answer to GET of this path as it is")
+	return a.viewing(c)
 }
 
 // target is one resource type and the names asked of it.
@@ -83,31 +118,72 @@ func targets(all []client.Resource, args []string) ([]target, error) {
 	return out, nil
 }
 
-func (a *app) get(ctx context.Context, args []string, o getOptions) error {
+// parse checks the options that need it, before anything is asked.
+func (o *getOptions) parse() (err error) {
+	if t, ok := strings.CutPrefix(o.output, "jsonpath="); ok {
+		o.template, err = template(t)
+		return errors.Join(err, o.parseOrder())
+	}
 	switch o.output {
 	case "", "wide", "yaml", "json", "name":
-	default:
-		return usagef("output format %q: wide, yaml, json and name are known", o.output)
+		return o.parseOrder()
+	}
+	return usagef("output format %q: wide, yaml, json and name are known, and jsonpath=TEMPLATE", o.output)
+}
+
+func (o *getOptions) parseOrder() (err error) {
+	if o.order, err = orderBy(o.sortBy); err != nil {
+		return err
+	}
+	if o.showLabels && !o.table() {
+		return usagef("--show-labels is for tables; -o %s shows the labels anyway or has no place for them", o.output)
+	}
+	return nil
+}
+
+func (a *app) get(ctx context.Context, args []string, o getOptions) error {
+	if err := o.parse(); err != nil {
+		return err
 	}
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
-	all, err := c.Resources(ctx)
-	if err != nil {
-		return err
+	if o.watch && c.Local() {
+		return usagef("--watch needs a server; with --local, ask again ('watch dunlin get pods --local')")
 	}
-	ts, err := targets(all, args)
+	ts, err := a.targets(ctx, c, args)
 	if err != nil {
 		return err
 	}
 	if o.watch && len(ts) > 1 {
 		return usagef("only one resource type can be watched at a time")
 	}
-	if o.output == "" || o.output == "wide" {
+	if o.table() {
 		return a.getTables(ctx, c, ts, o)
 	}
 	return a.getObjects(ctx, c, ts, o)
+}
+
+// getRaw prints what a path answers.
+func (a *app) getRaw(ctx context.Context, path string) error {
+	u, err := url.Parse(path)
+	if err != nil || !strings.HasPrefix(u.Path, "/") || u.Host != "" {
+		return usagef("--raw=%s: a path such as /readyz is wanted", path)
+	}
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	body, err := c.Do(ctx, client.Request{Method: http.MethodGet, Path: u.EscapedPath(), Query: u.Query(), Accept: "*/*"})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = body.Close() }()
+	if _, err := io.Copy(a.out, body); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	return nil
 }
 
 func (o getOptions) namespace(c *client.Client) string {
@@ -125,13 +201,41 @@ func (o getOptions) query() url.Values {
 	if o.fieldSelector != "" {
 		q.Set("fieldSelector", o.fieldSelector)
 	}
+	if (o.order != nil || o.byTime) && o.table() {
+		q.Set("includeObject", "Object") // what to sort by may be anywhere
+	}
 	return q
+}
+
+// missed collects the named objects that there are not, so that the others
+// are printed all the same.
+type missed []error
+
+// note keeps a miss and returns any other error.
+func (m *missed) note(err error) error {
+	if !client.IsNotFound(err) {
+		return err
+	}
+	*m = append(*m, err)
+	return nil
+}
+
+// end reports all of them.
+func (m missed) end(a *app) error {
+	for i, err := range m {
+		if i == len(m)-1 {
+			return err
+		}
+		a.notef("Error: %v\n", err)
+	}
+	return nil
 }
 
 func (a *app) getTables(ctx context.Context, c *client.Client, ts []target, o getOptions) error {
 	printed := 0
+	var misses missed
 	for _, t := range ts {
-		w := &tableWriter{out: a.out, wide: o.output == "wide", noHeader: o.noHeaders, withNS: o.allNamespaces && t.res.Namespaced}
+		w := &tableWriter{out: a.out, wide: o.output == "wide", noHeader: o.noHeaders, withNS: o.everywhere(c) && t.res.Namespaced, labels: o.showLabels}
 		if len(ts) > 1 {
 			w.prefix = t.res.String() + "/"
 		}
@@ -143,19 +247,28 @@ func (a *app) getTables(ctx context.Context, c *client.Client, ts []target, o ge
 			}
 		}
 		var tab metav1.Table
-		for i, p := range paths {
-			var one metav1.Table
-			if err := c.JSON(ctx, client.Request{Method: http.MethodGet, Path: p, Query: o.query(), Accept: client.Table}, &one); err != nil {
-				return err
+		for _, p := range paths {
+			one, err := table(ctx, c, t.res, p, o.query(), len(t.names) > 0)
+			if err != nil {
+				if len(t.names) == 0 || o.watch {
+					return err
+				}
+				if err := misses.note(err); err != nil {
+					return err
+				}
+				continue
 			}
-			if i == 0 {
-				tab = one
+			if len(tab.ColumnDefinitions) == 0 {
+				tab = *one
 			} else {
 				tab.Rows = append(tab.Rows, one.Rows...)
 			}
 		}
 		if len(tab.Rows) == 0 && !o.watch {
 			continue
+		}
+		if err := o.sortRows(&tab); err != nil {
+			return err
 		}
 		if printed > 0 {
 			a.printf("\n")
@@ -170,17 +283,52 @@ func (a *app) getTables(ctx context.Context, c *client.Client, ts []target, o ge
 			return a.watchTable(ctx, c, t, o, w, tab.ResourceVersion)
 		}
 	}
-	if printed == 0 {
+	if printed == 0 && len(misses) == 0 {
 		where := fmt.Sprintf(" in namespace %s", c.Namespace)
-		if o.allNamespaces || !ts[0].res.Namespaced {
+		if o.everywhere(c) || !ts[0].res.Namespaced {
 			where = ""
 		}
 		a.notef("No resources found%s.\n", where)
 	}
+	return misses.end(a)
+}
+
+// sortRows orders a table as --sort-by says.
+func (o getOptions) sortRows(tab *metav1.Table) error {
+	if o.byTime {
+		return sortEvents(tab)
+	}
+	if o.order == nil {
+		return nil
+	}
+	objects := make([]any, len(tab.Rows))
+	for i := range tab.Rows {
+		objects[i] = tab.Rows[i].Object.Raw
+	}
+	index, err := o.order.sorted(objects)
+	if err != nil {
+		return err
+	}
+	rows := make([]metav1.TableRow, len(index))
+	for to, from := range index {
+		rows[to] = tab.Rows[from]
+	}
+	tab.Rows = rows
 	return nil
 }
 
 func (a *app) watchTable(ctx context.Context, c *client.Client, t target, o getOptions, w *tableWriter, rv string) error {
+	return a.watch(ctx, c, t, o, client.Table, rv, func(raw json.RawMessage) error {
+		var tab metav1.Table
+		if err := json.Unmarshal(raw, &tab); err != nil {
+			return fmt.Errorf("read watch event: %w", err)
+		}
+		return w.print(&tab)
+	})
+}
+
+// watch hands on what changes after rv, until the server or the user ends it.
+func (a *app) watch(ctx context.Context, c *client.Client, t target, o getOptions, accept, rv string, f func(json.RawMessage) error) error {
 	q := o.query()
 	path := t.res.Path(o.namespace(c), "")
 	if len(t.names) == 1 {
@@ -190,15 +338,11 @@ func (a *app) watchTable(ctx context.Context, c *client.Client, t target, o getO
 		return usagef("one name, or none, can be watched")
 	}
 	q.Set("resourceVersion", rv)
-	err := c.Watch(ctx, path, q, client.Table, func(typ string, raw json.RawMessage) (bool, error) {
+	err := c.Watch(ctx, path, q, accept, func(typ string, raw json.RawMessage) (bool, error) {
 		if typ == "BOOKMARK" {
 			return true, nil
 		}
-		var tab metav1.Table
-		if err := json.Unmarshal(raw, &tab); err != nil {
-			return false, fmt.Errorf("read watch event: %w", err)
-		}
-		return true, w.print(&tab)
+		return true, f(raw)
 	})
 	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) {
 		return nil
@@ -207,48 +351,100 @@ func (a *app) watchTable(ctx context.Context, c *client.Client, t target, o getO
 }
 
 func (a *app) getObjects(ctx context.Context, c *client.Client, ts []target, o getOptions) error {
-	var items []unstructured.Unstructured
+	items := []any{}
+	var rv string
+	var misses missed
 	single := false
 	for _, t := range ts {
 		for _, n := range t.names {
 			u, err := c.Object(ctx, t.res.Path(c.Namespace, n))
 			if err != nil {
-				return err
+				if err := misses.note(err); err != nil {
+					return err
+				}
+				continue
 			}
-			items = append(items, *u)
+			items, rv = append(items, u.Object), u.GetResourceVersion()
 			single = len(ts) == 1 && len(t.names) == 1
 		}
 		if len(t.names) > 0 {
 			continue
 		}
 		var l struct {
-			Items []map[string]any `json:"items"`
+			Metadata metav1.ListMeta  `json:"metadata"`
+			Items    []map[string]any `json:"items"`
 		}
 		if err := c.JSON(ctx, client.Request{Method: http.MethodGet, Path: t.res.Path(o.namespace(c), ""), Query: o.query()}, &l); err != nil {
 			return err
 		}
+		rv = l.Metadata.ResourceVersion
 		for _, m := range l.Items {
 			m["apiVersion"], m["kind"] = t.res.GVK.GroupVersion().String(), t.res.GVK.Kind
-			items = append(items, unstructured.Unstructured{Object: m})
+			items = append(items, m)
 		}
 	}
+	if o.order != nil {
+		index, err := o.order.sorted(items)
+		if err != nil {
+			return err
+		}
+		unsorted := items
+		items = make([]any, len(index))
+		for to, from := range index {
+			items[to] = unsorted[from]
+		}
+	}
+	if !o.watch {
+		if len(items) == 0 && len(misses) > 0 {
+			return misses.end(a)
+		}
+		return errors.Join(a.printObjects(ts, o, items, single), misses.end(a))
+	}
+	if len(misses) > 0 {
+		return misses.end(a)
+	}
+	// Each object by itself, from the first on.
+	for _, i := range items {
+		if err := a.printObjects(ts, o, []any{i}, true); err != nil {
+			return err
+		}
+	}
+	return a.watch(ctx, c, ts[0], o, client.JSON, rv, func(raw json.RawMessage) error {
+		var m map[string]any
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return fmt.Errorf("read watch event: %w", err)
+		}
+		return a.printObjects(ts, o, []any{m}, true)
+	})
+}
+
+// printObjects prints one object, or a list of them, as -o says.
+func (a *app) printObjects(ts []target, o getOptions, items []any, single bool) error {
 	if o.output == "name" {
-		for i := range items {
-			a.printf("%s/%s\n", nameOf(ts, &items[i]), items[i].GetName())
+		for _, i := range items {
+			m, _ := i.(map[string]any)
+			u := &unstructured.Unstructured{Object: m}
+			a.printf("%s/%s\n", nameOf(ts, u), u.GetName())
 		}
 		return nil
 	}
-	var v any
+	var v any = map[string]any{"apiVersion": "v1", "kind": "List", "items": items}
 	if single {
-		v = items[0].Object
-	} else {
-		list := make([]any, len(items))
-		for i := range items {
-			list[i] = items[i].Object
-		}
-		v = map[string]any{"apiVersion": "v1", "kind": "List", "items": list}
+		v = items[0]
 	}
-	return a.marshal(v, o.output)
+	if o.template == nil {
+		if o.watch && o.output == "yaml" {
+			a.printf("---\n")
+		}
+		return a.marshal(v, o.output)
+	}
+	if err := execute(a.out, o.template, v); err != nil {
+		return err
+	}
+	if o.watch {
+		a.printf("\n")
+	}
+	return nil
 }
 
 func nameOf(ts []target, u *unstructured.Unstructured) string {

@@ -2,13 +2,20 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/dunlin-project/dunlin/gossip"
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/node/link"
+	"github.com/dunlin-project/dunlin/node/view"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -38,11 +45,14 @@ func (p *nodeProcess) datagram(server string, b []byte) error {
 
 // annotations tell where this node gossips, for the seeds of others.
 func (p *nodeProcess) annotations() map[string]string {
-	a, ok := p.gossip.Addr()
-	if !ok {
-		return nil
+	out := map[string]string{}
+	if a, ok := p.gossip.Addr(); ok {
+		out[wire.AnnotationGossip] = a.String()
 	}
-	return map[string]string{wire.AnnotationGossip: a.String()}
+	if dir := p.o.claimsDir(); dir != manifests.DefaultVolumesDir {
+		out[manifests.AnnotationVolumesDir] = dir
+	}
+	return out
 }
 
 // runGossip takes part in the pool that the assignment names.
@@ -55,6 +65,53 @@ func (p *nodeProcess) runGossip(ctx context.Context) error {
 			w.Epoch = p.agent.Epoch()
 			return w
 		},
+	})
+}
+
+// hintedServers are where gossip says that servers are: tried after those that
+// the servers themselves named.
+func (p *nodeProcess) hintedServers() []string {
+	var out []string
+	all := p.gossip.Servers()
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, all[id]...)
+	}
+	return out
+}
+
+// netCheck writes whom this node reaches.
+func (p *nodeProcess) netCheck(ctx context.Context, w io.Writer) error {
+	servers := p.agent.Servers()
+	for _, a := range p.hintedServers() {
+		if !slices.Contains(servers, a) {
+			servers = append(servers, a)
+		}
+	}
+	r := p.gossip.NetCheck(ctx, p.id.Grant().NodeName, servers)
+	if err := json.NewEncoder(w).Encode(r); err != nil {
+		return fmt.Errorf("net check: %w", err)
+	}
+	return nil
+}
+
+// followAddress moves this node along when its machine gets another address.
+// The connection to the servers is made anew by itself.
+func (p *nodeProcess) followAddress(ctx context.Context) {
+	now, err := netip.ParseAddr(p.o.address)
+	if p.o.fixedAddress || err != nil {
+		return
+	}
+	find := func() (netip.Addr, bool) { return ownAddress(p.link.Status().Server) }
+	if p.o.besideServer {
+		find = func() (netip.Addr, bool) { return ownAddress("") } // as the server does
+	}
+	watchAddress(ctx, now, find, func(a netip.Addr) {
+		p.log.Info("the address of this node changed", "to", a)
+		p.gossip.SetAddress(a)
+		if n, ok := p.network.(interface{ SetNodeIPs([]netip.Addr) }); ok {
+			n.SetNodeIPs([]netip.Addr{a})
+		}
+		p.agent.Refresh()
 	})
 }
 
@@ -83,14 +140,14 @@ func (p *nodeProcess) keepFloor(ctx context.Context) error {
 }
 
 // gossipStatus is for people: where, with whom.
-func (p *nodeProcess) gossipStatus() map[string]any {
+func (p *nodeProcess) gossipStatus() view.Gossip {
 	a, ok := p.gossip.Addr()
 	if !ok {
-		return map[string]any{"running": false}
+		return view.Gossip{}
 	}
-	members := []string{}
+	g := view.Gossip{Running: true, Address: a.String(), Site: p.gossip.Site(), LeasesByUDP: p.link.ByUDP()}
 	for _, m := range p.gossip.Members() {
-		members = append(members, m.NodeID)
+		g.Members = append(g.Members, m.NodeID)
 	}
-	return map[string]any{"running": true, "address": a.String(), "site": p.gossip.Site(), "members": members, "leasesByUDP": p.link.ByUDP()}
+	return g
 }

@@ -1,24 +1,22 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/node/board"
 	"github.com/dunlin-project/dunlin/node/network"
 	"github.com/dunlin-project/dunlin/runtime/cgroup"
-	"github.com/dunlin-project/dunlin/runtime/wasm"
+	"github.com/dunlin-project/dunlin/runtime/oci"
 )
 
 func (a *app) printKubeconfig(path bool) error {
-	c, err := client.Load(a.kubeconfig)
+	c, err := a.config()
 	if err != nil {
 		return err
 	}
@@ -43,18 +41,19 @@ func (a *app) preflightCmd() *cobra.Command {
 
 Looks at what really works, not at what is configured: memory cgroup, clock,
 architecture of the user space, page size, swap, memory, disk, hostname,
-network namespaces, container runtimes. Exits with 1 if something would keep
+network namespaces, runtimes (a container is made, not run). Exits with 1 if something would keep
 workloads from running as asked.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := board.Read("/", o.state)
 			tree := cgroup.New(cgroup.Config{Name: "dunlin-preflight"})
 			cg := tree.Facts()
 			defer func() { _ = tree.Destroy() }()
-			f.CgroupMemory, f.CgroupReason = cg.Memory, strings.TrimSpace(cg.Reason+" "+cg.MemoryReason)
+			f.CgroupMemory, f.CgroupReason = cg.Memory, whyNoLimits(cg)
 			if err := network.Usable(); err != nil {
 				f.NetworkReason = err.Error()
 			}
+			f.OCI, f.OCIReason = findOCI(cmd.Context(), tree)
 			if o.name != "" {
 				f.Hostname = o.name
 			}
@@ -63,6 +62,27 @@ workloads from running as asked.`,
 	}
 	o.add(c)
 	return c
+}
+
+// whyNoLimits is one line: why memory limits are not enforced.
+func whyNoLimits(f cgroup.Facts) string {
+	why := strings.TrimPrefix(cmp.Or(f.MemoryReason, f.Reason), "memory limits are not enforced: ")
+	return strings.ReplaceAll(why, "\n", "; ")
+}
+
+// findOCI makes a container, as the agent does at its start, and says what with
+// or why not.
+func findOCI(ctx context.Context, tree *cgroup.Tree) (programs, reason string) {
+	dir, err := os.MkdirTemp("", "dunlin-preflight-")
+	if err != nil {
+		return "", err.Error()
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	p, err := oci.Find(ctx, dir, tree)
+	if err != nil {
+		return "", err.Error()
+	}
+	return p.Version + " and conmon", ""
 }
 
 func (a *app) printFindings(list []board.Finding) error {
@@ -78,50 +98,6 @@ func (a *app) printFindings(list []board.Finding) error {
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d checks failed", failed, len(list))
-	}
-	return nil
-}
-
-func (a *app) importCmd() *cobra.Command {
-	var o nodeOptions
-	c := &cobra.Command{
-		Use:   "import NAME FILE.wasm",
-		Short: "Give this node a module under a name that manifests use as image",
-		Long: `Give this node a module under a name that manifests use as image.
-
-The module is checked and compiled now, so that pods start at once. Run it on
-every node that shall run the module. '-' reads standard input.`,
-		Example: `  dunlin import hello.wasm ./hello.wasm     # then: image: hello.wasm`,
-		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.importModule(cmd.Context(), o, args[0], args[1])
-		},
-	}
-	o.add(c)
-	return c
-}
-
-func (a *app) importModule(ctx context.Context, o nodeOptions, name, file string) error {
-	rt, err := wasm.New(wasm.Config{StateDir: filepath.Join(o.state, "wasm"), RunDir: filepath.Join(o.run, "wasm"), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = rt.Close() }()
-	if file == "-" {
-		_, err = rt.Store().Import(ctx, name, "", a.in)
-	} else {
-		_, err = rt.Store().ImportFile(ctx, name, file)
-	}
-	if err != nil {
-		return err
-	}
-	st, err := rt.Prepare(ctx, name, "Never", func(m string) { a.notef("%s %s ...\n", m, name) })
-	if err != nil {
-		return err
-	}
-	a.printf("%s %s (%d bytes)\n", name, st.Digest, st.Size)
-	if _, err := os.Stat(agentSocket(o.run)); err != nil {
-		a.notef("Note: no agent runs here with --run-dir %s; the module was kept in %s for one that is started with that --state-dir.\n", o.run, o.state)
 	}
 	return nil
 }

@@ -31,12 +31,25 @@ func (a *app) logsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "logs (POD | TYPE/NAME)",
 		Short: "Print what a container wrote",
+		Long: `Print what a container wrote.
+
+With --local the agent of this machine is asked instead of a server: for the
+logs of its own pods, also while no server can be reached.`,
 		Example: `  dunlin logs hello-5d9c
   dunlin logs deploy/hello -f --tail=20
-  dunlin logs crasher --previous`,
+  dunlin logs crasher --previous
+  dunlin logs hello-5d9c --local`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completePods,
-		RunE:              func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), args[0], o) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.tail < -1 {
+				return usagef("--tail=%d: must not be negative; -1 is all lines", o.tail)
+			}
+			if o.since < 0 {
+				return usagef("--since=%s: must not be negative", o.since)
+			}
+			return a.logs(cmd.Context(), args[0], o)
+		},
 	}
 	c.Flags().StringVarP(&o.container, "container", "c", "", "container (default: the first)")
 	c.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on printing what is written")
@@ -44,7 +57,7 @@ func (a *app) logsCmd() *cobra.Command {
 	c.Flags().BoolVar(&o.timestamps, "timestamps", false, "with the time of each line")
 	c.Flags().Int64Var(&o.tail, "tail", -1, "only the last lines")
 	c.Flags().DurationVar(&o.since, "since", 0, "only what is newer than this, such as 5m")
-	return a.namespaced(c)
+	return a.viewing(c)
 }
 
 func (a *app) logs(ctx context.Context, what string, o logsOptions) error {
@@ -82,7 +95,10 @@ func (a *app) logs(ctx context.Context, what string, o logsOptions) error {
 }
 
 func podPath(namespace, name string) string {
-	p := "/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods"
+	p := "/api/v1/pods"
+	if namespace != "" {
+		p = "/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods"
+	}
 	if name != "" {
 		p += "/" + url.PathEscape(name)
 	}
@@ -91,16 +107,15 @@ func podPath(namespace, name string) string {
 
 // podOf picks a pod of a workload: the first ready one.
 func (a *app) podOf(ctx context.Context, c *client.Client, what string) (string, error) {
-	all, err := c.Resources(ctx)
-	if err != nil {
-		return "", err
-	}
-	ts, err := targets(all, []string{what})
+	ts, err := a.targets(ctx, c, []string{what})
 	if err != nil {
 		return "", err
 	}
 	if ts[0].res.GVK.Kind == "Pod" {
 		return ts[0].names[0], nil
+	}
+	if c.Local() {
+		return "", usagef("%s: an agent keeps logs of pods only", what)
 	}
 	u, err := c.Object(ctx, ts[0].res.Path(c.Namespace, ts[0].names[0]))
 	if err != nil {

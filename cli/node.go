@@ -2,36 +2,45 @@ package cli
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/gossip"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/internal/version"
 	"github.com/dunlin-project/dunlin/node"
 	"github.com/dunlin-project/dunlin/node/board"
+	"github.com/dunlin-project/dunlin/node/eviction"
 	"github.com/dunlin-project/dunlin/node/link"
 	"github.com/dunlin-project/dunlin/node/network"
 	"github.com/dunlin-project/dunlin/node/static"
 	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/node/view"
 	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/runtime/cgroup"
 	"github.com/dunlin-project/dunlin/runtime/wasm"
-	"github.com/dunlin-project/dunlin/runtime/workload"
+	"github.com/dunlin-project/dunlin/wire"
+	"github.com/dunlin-project/dunlin/wire/mux"
 )
 
 // nodeOptions are the flags of the node's part.
@@ -39,11 +48,20 @@ type nodeOptions struct {
 	dirs
 	name    string
 	address string
-	netns   string
-	cgroup  string
-	maxPods int
-	labels  map[string]string
-	gossip  uint16
+	// fixedAddress: the flag said the address, so the machine's is not followed.
+	fixedAddress bool
+	// besideServer: a server runs in the same process.
+	besideServer bool
+	netns        string
+	cgroup       string
+	maxPods      int
+	labels       map[string]string
+	gossip       uint16
+	images       imageOptions
+	boot         string
+	memory       string
+	evict        eviction.Flags
+	ingress      ingressOptions
 }
 
 func (o *nodeOptions) add(c *cobra.Command) {
@@ -58,20 +76,68 @@ func (o *nodeOptions) add(c *cobra.Command) {
 	f.StringVar(&o.cgroup, "cgroup", "", "name of the root control group (default: as --netns)")
 	f.Uint16Var(&o.gossip, "gossip-port", gossip.Port, "port of gossip inside the site, UDP and TCP; 0 picks one (several agents on one machine)")
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
+	o.images.add(f)
+	// Agents whose machines share a kernel (containers, tests) have no boot of
+	// their own that the kernel could name.
+	f.StringVar(&o.boot, "machine-boot", "", "what tells this boot of the machine from others (default: the kernel's boot id)")
+	_ = f.MarkHidden("machine-boot")
+	o.addPressure(f)
+	o.ingress.add(f)
 	f.StringToStringVar(&o.labels, "node-labels", nil, "labels that the node registers with: key=value,...")
 }
 
+// claimsDir has the volumes of claims.
+func (o *nodeOptions) claimsDir() string { return filepath.Join(o.state, "claims") }
+
+// check refuses values that no node can have.
+func (o *nodeOptions) check() error {
+	if o.maxPods < 1 {
+		return usagef("--max-pods=%d: must be at least 1", o.maxPods)
+	}
+	if err := o.images.check(); err != nil {
+		return err
+	}
+	if err := o.checkPressure(); err != nil {
+		return err
+	}
+	if err := o.ingress.check(); err != nil {
+		return err
+	}
+	for _, k := range slices.Sorted(maps.Keys(o.labels)) {
+		if bad := validation.IsQualifiedName(k); len(bad) > 0 {
+			return usagef("--node-labels: %q is not the name of a label: %s", k, bad[0])
+		}
+		if bad := validation.IsValidLabelValue(o.labels[k]); len(bad) > 0 {
+			return usagef("--node-labels: %s=%q is not the value of a label: %s", k, o.labels[k], bad[0])
+		}
+		if node.ReservedLabel(k) {
+			return usagef("--node-labels: %s is what the node finds out by itself", k)
+		}
+		if !nodeapi.MayLabel(k) {
+			return usagef("--node-labels: a node may not give itself %s; an administrator does: kubectl label node NAME %s=%s", k, k, o.labels[k])
+		}
+	}
+	return nil
+}
+
+// plainName is one that cannot lead elsewhere as a part of a path.
+func plainName(s string) bool {
+	return len(s) <= 255 && regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*$`).MatchString(s)
+}
+
+// maxSocketPath is what sun_path takes beside the zero byte at its end.
+const maxSocketPath = 107
+
 // complete fills what depends on the machine, with a line for each choice.
 func (o *nodeOptions) complete(log *slog.Logger, server string) error {
-	for _, p := range []*string{&o.state, &o.run, &o.config} {
-		abs, err := filepath.Abs(*p)
-		if err != nil {
-			return fmt.Errorf("folder %s: %w", *p, err)
-		}
-		*p = abs
+	if err := o.check(); err != nil {
+		return err
 	}
-	if o.cgroup == "" {
-		o.cgroup = o.netns
+	if err := o.place(); err != nil {
+		return err
+	}
+	if n := len(agentSocket(o.run)); n > maxSocketPath {
+		return usagef("--run-dir=%s: the path of the agent's socket in it would be %d bytes long, and Linux takes no more than %d (unix(7)); choose a shorter one", o.run, n, maxSocketPath)
 	}
 	wanted := o.name
 	if wanted == "" {
@@ -89,10 +155,14 @@ func (o *nodeOptions) complete(log *slog.Logger, server string) error {
 		log.Warn("the name is no valid node name and was changed", "from", wanted, "to", name, "hint", "--node-name chooses another")
 	}
 	o.name = name
+	o.fixedAddress = o.address != ""
 	if o.address == "" {
 		ip, err := routeTo(server)
 		if err != nil {
 			return err
+		}
+		if ip.IsLoopback() && server == "" {
+			ip = unrouted(o.netns)
 		}
 		o.address = ip.String()
 	}
@@ -122,7 +192,10 @@ func routeTo(server string) (netip.Addr, error) {
 }
 
 // lateStreams lets the link be built before the agent that serves it.
-type lateStreams struct{ node.StreamServer }
+type lateStreams struct {
+	node.StreamServer
+	sessions node.SessionServer
+}
 
 func (l *lateStreams) Logs(ctx context.Context, namespace, pod, uid string, o *corev1.PodLogOptions, w io.Writer) error {
 	if l.StreamServer == nil {
@@ -131,23 +204,37 @@ func (l *lateStreams) Logs(ctx context.Context, namespace, pod, uid string, o *c
 	return l.StreamServer.Logs(ctx, namespace, pod, uid, o, w)
 }
 
+// Session implements node.SessionServer.
+func (l *lateStreams) Session(ctx context.Context, r *wire.StreamRequest, begin func() (*mux.Mux, error)) error {
+	if l.sessions == nil {
+		return errors.New("the agent is still starting")
+	}
+	return l.sessions.Session(ctx, r, begin)
+}
+
 // nodeProcess is the running agent with everything it uses.
 type nodeProcess struct {
-	o       nodeOptions
-	log     *slog.Logger
-	db      *store.Bolt
-	runtime *wasm.Runtime
-	agent   *node.Agent
-	link    *link.Link
-	id      *pki.NodeIdentity
-	gossip  *gossip.Keeper
-	floor   *clock.Floor
+	o          nodeOptions
+	log        *slog.Logger
+	db         *store.Bolt
+	images     *nodeImages
+	runtime    *wasm.Runtime
+	containers *containers
+	agent      *node.Agent
+	link       *link.Link
+	id         *pki.NodeIdentity
+	gossip     *gossip.Keeper
+	network    network.Network
+	floor      *clock.Floor
+	metrics    *prometheus.Registry
+	traffic    *traffic
+	began      time.Time
 }
 
 // newNode builds the agent. The identity must have joined, once; after that
 // no server and no network is needed.
 func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Logger) (_ *nodeProcess, err error) {
-	p := &nodeProcess{o: o, log: log, id: id, gossip: k}
+	p := &nodeProcess{o: o, log: log, id: id, gossip: k, began: time.Now()}
 	if err := os.MkdirAll(filepath.Join(o.state, "node"), 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
@@ -162,75 +249,110 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Lo
 	if p.floor, err = clock.OpenFloor(clock.System, filepath.Join(o.state, "node", "time-floor")); err != nil {
 		return nil, err
 	}
-	net, err := p.network()
+	net, err := p.openNetwork()
 	if err != nil {
 		return nil, err
 	}
+	p.network = net
 	tree := cgroup.New(cgroup.Config{Name: o.cgroup, Logger: log})
 	facts := tree.Facts()
 	if !facts.Memory {
-		log.Warn("memory limits are not enforced on this node", "reason", strings.TrimSpace(facts.Reason+" "+facts.MemoryReason), "hint", "dunlin preflight")
+		log.Warn("memory limits are not enforced on this node", "reason", whyNoLimits(facts), "hint", "dunlin preflight")
 	}
-	if p.runtime, err = wasm.New(wasm.Config{StateDir: filepath.Join(o.state, "wasm"), RunDir: filepath.Join(o.run, "wasm"), Cgroups: tree, Logger: log.With("part", "wasm")}); err != nil {
-		return nil, err
-	}
-	vols, err := volumes.New(volumes.Config{Dir: filepath.Join(o.state, "volumes"), MemoryDir: filepath.Join(o.run, "volumes"), Logger: log})
+	machine, evict, err := o.boundPods(tree, net, log)
 	if err != nil {
 		return nil, err
 	}
-	boot := node.BootID(bootOfMachine(), p.db)
+	if p.images, err = openImages(o, log); err != nil {
+		return nil, err
+	}
+	if p.runtime, err = wasm.New(wasm.Config{StateDir: filepath.Join(o.state, "wasm"), RunDir: filepath.Join(o.run, "wasm"), Cgroups: tree, Fetcher: p.images.puller, Logger: log.With("part", "wasm")}); err != nil {
+		return nil, err
+	}
+	if p.containers, err = openContainers(context.Background(), o, tree, p.images.puller, log.With("part", "oci")); err != nil {
+		return nil, err
+	}
+	p.images.wasm = p.runtime
+	vols, err := volumes.New(volumes.Config{Dir: filepath.Join(o.state, "volumes"), MemoryDir: filepath.Join(o.run, "volumes"), ClaimsDir: o.claimsDir(), Logger: log,
+		Limited: func(v *corev1.PersistentVolume, err error) { p.agent.Limited(v, err) }})
+	if err != nil {
+		return nil, err
+	}
+	machine.Containers = func() (string, string) { return p.containers.reason, p.containers.message }
+	boot := node.BootID(o.machineBoot(), p.db)
 	streams := &lateStreams{}
 	grant := id.Grant()
-	p.link, err = link.New(link.Config{
-		Identity: id, BootID: boot, Version: version.Version, Log: log.With("part", "link"), Streams: streams, Clock: p.floor,
-		Time: p.timeHint, Datagram: p.datagram,
+	if p.link, err = p.newLink(boot, streams); err != nil {
+		return nil, err
+	}
+	p.agent, err = node.New(node.Config{
+		NodeName: grant.NodeName, Version: version.Version, BootID: boot, MachineBoot: o.machineBoot(), Link: p.link, Store: p.db,
+		Runtimes: p.runtimes(), Network: net, Volumes: vols,
+		Static:  static.New(filepath.Join(o.config, "manifests"), grant.NodeName),
+		Machine: machine, Eviction: evict, Contact: p.link.Contact,
+		Clock: p.floor, Logger: log.With("part", "node"), StateDir: filepath.Join(o.state, "node"), MaxPods: o.maxPods, Labels: o.labels, Images: p.images, ImageGCHigh: o.images.high, ImageGCLow: o.images.low,
+		ImageList: hereImages{p.images},
+		Stalls: func(ctx context.Context, wake func()) error {
+			return node.WatchStalls(ctx, node.MemoryStalls, node.StallTrigger, wake)
+		},
+		Annotations: p.annotations, ClusterDNS: func() []netip.Addr { return p.traffic.dns() },
+		ServiceEnv: func(namespace string, links bool) [][2]string { return p.traffic.env(namespace, links) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	streams.StreamServer, streams.sessions = p.agent, p.agent
+	p.traffic = p.newTraffic(net)
+	if p.metrics, err = p.figures(); err != nil {
+		return nil, err
+	}
+	p.gossips()
+	return p, nil
+}
+
+func (p *nodeProcess) newLink(boot string, streams *lateStreams) (*link.Link, error) {
+	return link.New(link.Config{
+		Identity: p.id, BootID: boot, Version: version.Version, Log: p.log.With("part", "link"), Streams: streams, Sessions: streams, Clock: p.floor,
+		Metrics: func(w io.Writer) error { return view.WriteMetrics(w, p.metrics) },
+		Usage: func(ctx context.Context, w io.Writer) error {
+			if p.agent == nil {
+				return errors.New("the agent is still starting")
+			}
+			return p.agent.Usage(ctx, w)
+		},
+		Time: p.timeHint, Datagram: p.datagram, NetCheck: p.netCheck,
 		Generation: func() uint64 {
 			if p.agent == nil {
 				return 0
 			}
 			return p.agent.Generation()
 		},
+		Stopped: func(reason string) {
+			if p.agent != nil {
+				p.agent.Stopped(reason)
+			}
+		},
 		Servers: func() []string {
 			if p.agent == nil {
 				return nil
 			}
-			return p.agent.Servers()
+			return append(p.agent.Servers(), p.hintedServers()...)
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	p.agent, err = node.New(node.Config{
-		NodeName: grant.NodeName, Version: version.Version, BootID: boot, Link: p.link, Store: p.db,
-		Runtimes: map[string]workload.Runtime{p.runtime.Name(): p.runtime}, Network: net, Volumes: vols,
-		Static: static.New(filepath.Join(o.config, "manifests"), grant.NodeName),
-		Machine: &node.HostMachine{StateDir: o.state, Network: net, Limits: func() (string, string) {
-			if facts.Memory {
-				return "", ""
-			}
-			if os.Geteuid() != 0 {
-				return "NotRoot", "the agent does not run as root, so memory and CPU limits of containers are not enforced"
-			}
-			return "NoMemoryCgroup", strings.TrimSpace(facts.Reason + " " + facts.MemoryReason)
-		}},
-		Clock: p.floor, Logger: log.With("part", "node"), StateDir: filepath.Join(o.state, "node"), MaxPods: o.maxPods, Labels: o.labels,
-		Annotations: p.annotations,
-	})
-	if err != nil {
-		return nil, err
-	}
-	streams.StreamServer = p.agent
-	p.gossips()
-	return p, nil
 }
 
-func (p *nodeProcess) network() (network.Network, error) {
+func (p *nodeProcess) openNetwork() (network.Network, error) {
 	ip := netip.MustParseAddr(p.o.address)
 	if err := network.Usable(); err != nil {
 		p.log.Warn("pods share the node's address, each containerPort gets a port of its own there", "reason", err, "address", ip)
 		return &network.NodeAddress{IPs: []netip.Addr{ip}}, nil
 	}
-	return network.NewNamespaced(p.o.netns, []netip.Addr{ip})
+	n, err := network.NewNamespaced(p.o.netns, []netip.Addr{ip})
+	if err != nil {
+		return nil, err
+	}
+	n.RememberIn(netnsClaims)
+	return n, nil
 }
 
 // run until ctx ends. Workloads go on after it.
@@ -241,6 +363,14 @@ func (p *nodeProcess) run(ctx context.Context) error {
 	g.Go(func() error { return p.serveSocket(ctx) })
 	g.Go(func() error { return p.runGossip(ctx) })
 	g.Go(func() error { return p.keepFloor(ctx) })
+	g.Go(func() error { return p.traffic.puller.Run(ctx) })
+	g.Go(func() error { return p.traffic.runRoutes(ctx) })
+	g.Go(func() error { return p.traffic.supervisor().Run(ctx) })
+	g.Go(func() error { return p.ingressSupervisor().Run(ctx) })
+	g.Go(func() error { p.followAddress(ctx); return nil })
+	if !p.o.besideServer {
+		g.Go(func() error { thrift(ctx, p.log); return nil })
+	}
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
 		return nil
@@ -252,12 +382,21 @@ func (p *nodeProcess) close() {
 	if p.runtime != nil {
 		_ = p.runtime.Close()
 	}
+	if p.containers != nil && p.containers.runtime != nil {
+		_ = p.containers.runtime.Close()
+	}
+	if p.images != nil {
+		p.images.client.Close()
+	}
 	if p.db != nil {
 		_ = p.db.Close()
 	}
 }
 
-func bootOfMachine() string {
+func (o *nodeOptions) machineBoot() string {
+	if o.boot != "" {
+		return o.boot
+	}
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "unknown"
@@ -272,17 +411,17 @@ func joinNode(ctx context.Context, o nodeOptions, line string, log *slog.Logger)
 		return nil, err
 	}
 	if id.Joined() {
-		return id, nil
+		return id, joinedSame(id.Grant(), o, line, log)
 	}
 	if line == "" {
-		return nil, usagef("this node has not joined a cluster yet: give --join LINE, from 'dunlin token create' on a server")
+		return nil, errNotJoined
 	}
 	jl, err := pki.ParseJoinLine(line)
 	if err != nil {
 		return nil, usagef("--join: %w", err)
 	}
 	err = link.Join(ctx, link.JoinConfig{
-		Line: jl, Identity: id, Name: o.name, BootID: bootOfMachine(), Addresses: []string{o.address}, Log: log,
+		Line: jl, Identity: id, Name: o.name, BootID: o.machineBoot(), Addresses: []string{o.address}, Log: log,
 		Facts: map[string]string{"machine-id": readLine("/etc/machine-id")},
 	})
 	if err != nil {
@@ -292,43 +431,35 @@ func joinNode(ctx context.Context, o nodeOptions, line string, log *slog.Logger)
 	return id, nil
 }
 
+// joinedSame refuses a join line of another cluster than the node's own. A
+// line names its cluster by the key of its authority.
+func joinedSame(g pki.Grant, o nodeOptions, line string, log *slog.Logger) error {
+	if line == "" {
+		return nil
+	}
+	jl, err := pki.ParseJoinLine(line)
+	if err != nil {
+		return usagef("--join: %w (and this node is in cluster %s already)", err, g.ClusterID)
+	}
+	var own []string
+	for _, der := range g.CA {
+		if ca, err := x509.ParseCertificate(der); err == nil {
+			own = append(own, pki.PinOf(ca))
+		}
+	}
+	if slices.Contains(own, jl.Pin) {
+		log.Info("this node has joined this cluster already: the join line is not needed and was not used", "cluster", g.ClusterID)
+		return nil
+	}
+	return fmt.Errorf("--join: this node (%s) is in cluster %s already (authority %s), and the join line is of another one (authority %s, at %s): start it without --join to stay; "+
+		"to move it, run 'dunlin agent reset --state-dir %s --run-dir %s --netns %s', and join again",
+		g.NodeName, g.ClusterID, strings.Join(own, ","), jl.Pin, strings.Join(jl.Servers, ","), o.state, o.run, o.netns)
+}
+
 func readLine(p string) string {
 	b, err := os.ReadFile(p)
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
-}
-
-// sweepMachine stops every workload of this machine and removes what the
-// agent made outside its folders: network namespace, control groups, mounts.
-func sweepMachine(ctx context.Context, o nodeOptions) error {
-	var errs []error
-	tree := cgroup.New(cgroup.Config{Name: o.cgroup})
-	if _, err := os.Stat(filepath.Join(o.run, "wasm")); !errors.Is(err, fs.ErrNotExist) {
-		rt, err := wasm.New(wasm.Config{StateDir: filepath.Join(o.state, "wasm"), RunDir: filepath.Join(o.run, "wasm"), Cgroups: tree, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			return err
-		}
-		list, err := rt.List(ctx)
-		errs = append(errs, err)
-		for _, st := range list {
-			errs = append(errs, rt.Kill(ctx, st.ID), rt.Remove(ctx, st.ID))
-		}
-		errs = append(errs, rt.Close())
-	}
-	if vols, err := volumes.New(volumes.Config{Dir: filepath.Join(o.state, "volumes"), MemoryDir: filepath.Join(o.run, "volumes"), Logger: slog.New(slog.DiscardHandler)}); err == nil {
-		uids, err := vols.List()
-		errs = append(errs, err)
-		for _, uid := range uids {
-			errs = append(errs, vols.Teardown(ctx, uid))
-		}
-	}
-	errs = append(errs, tree.Destroy())
-	if os.Geteuid() == 0 {
-		if n, err := network.NewNamespaced(o.netns, []netip.Addr{netip.MustParseAddr("127.0.0.1")}); err == nil {
-			errs = append(errs, n.Destroy())
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,7 +57,7 @@ func TestFlagThenVariableThenFile(t *testing.T) {
 		t.Fatalf("flag over both: %q %d %v", listen, pods, err)
 	}
 	t.Setenv("DUNLIN_MAX_PODS", "many")
-	if _, _, _, err = configured(t, file); err == nil || !strings.Contains(err.Error(), "DUNLIN_MAX_PODS") {
+	if _, _, _, err = configured(t, file); err == nil || err.Error() != "DUNLIN_MAX_PODS=many: a whole number is wanted" {
 		t.Fatalf("a wrong variable: %v", err)
 	}
 }
@@ -234,15 +235,24 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// TestUsageSaysWhatIsRight, before anything is made.
 func TestUsageSaysWhatIsRight(t *testing.T) {
+	dir := t.TempDir()
+	for _, f := range []string{"state", "run", "config"} {
+		t.Setenv("DUNLIN_"+strings.ToUpper(f)+"_DIR", filepath.Join(dir, f))
+	}
+	profiles := filepath.Join(t.TempDir(), "profiles.yaml")
+	if err := os.WriteFile(profiles, []byte("profiles: x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for line, f := range map[string]struct {
 		code int
 		says []string
 	}{
-		"get":                     {exitUsage, []string{"something is missing", "Usage: dunlin get", "dunlin get --help"}},
+		"get":                     {exitUsage, []string{"dunlin get needs TYPE", "Usage: dunlin get", "Example: dunlin get pods\n", "dunlin get --help"}},
 		"version a":               {exitUsage, []string{"unknown command"}},
 		"run":                     {exitUsage, []string{"Usage: dunlin run"}},
-		"import a":                {exitUsage, []string{"something is missing", "Usage: dunlin import NAME FILE"}},
+		"import":                  {exitUsage, []string{"dunlin import needs [NAME] FILE", "Usage: dunlin import [NAME] FILE"}},
 		"import a b c":            {exitUsage, []string{"too many arguments"}},
 		"get po -o x":             {exitUsage, []string{"wide, yaml, json and name"}},
 		"get --nope":              {exitUsage, []string{"unknown flag: --nope"}},
@@ -250,10 +260,69 @@ func TestUsageSaysWhatIsRight(t *testing.T) {
 		"server --log-level=loud": {exitUsage, []string{"debug, info, warn and error"}},
 		"version":                 {0, nil},
 		"help get":                {0, nil},
+		"help":                    {0, nil},
+		"help rollout status":     {0, nil},
+		"help foo":                {exitUsage, []string{`unknown help topic "foo"`, "dunlin --help"}},
+		"help get pods":           {exitUsage, []string{`unknown help topic "get pods"`}},
+		"agent --max-pods x":      {exitUsage, []string{"--max-pods=x: a whole number is wanted"}},
+		"agent --max-pods 0":      {exitUsage, []string{"--max-pods=0: must be at least 1"}},
+		"agent --gossip-port -1":  {exitUsage, []string{"--gossip-port=-1: a whole number from 0 to 65535"}},
+		"apply --dry-run=x":       {exitUsage, []string{"--dry-run=x: true or false"}},
+		"drain n --timeout=5":     {exitUsage, []string{"--timeout=5: a time such as 30s"}},
+		"agent --node-labels x":   {exitUsage, []string{"--node-labels=x: key=value"}},
+		"agent --node-labels kubernetes.io/arch=x":           {exitUsage, []string{"finds out by itself"}},
+		"agent --node-labels node-role.kubernetes.io/x=y":    {exitUsage, []string{"kubectl label node NAME node-role.kubernetes.io/x=y"}},
+		"agent --netns a/b":                                  {exitUsage, []string{"--netns=a/b: a name"}},
+		"server --netns a/b":                                 {exitUsage, []string{"--netns=a/b: a name"}},
+		"agent --cgroup ../x":                                {exitUsage, []string{"--cgroup=../x: a name"}},
+		"server --advertise 300.1.1.1 --listen 127.0.0.1:0":  {exitUsage, []string{"--advertise=300.1.1.1: an address or a name"}},
+		"server --advertise a_b:6443 --listen 127.0.0.1:0":   {exitUsage, []string{"--advertise=a_b:6443: an address or a name"}},
+		"completion tcsh":                                    {exitUsage, []string{"unknown command"}},
+		"server --listen=foo":                                {exitUsage, []string{"--listen=foo: an address with its port"}},
+		"server --listen=1.1.1.1":                            {exitUsage, []string{"--listen=1.1.1.1: an address with its port"}},
+		"server --listen=:99999":                             {exitUsage, []string{`--listen=:99999: "99999" is no port`}},
+		"server --listen=:http":                              {exitUsage, []string{`"http" is no port`}},
+		"server --listen=203.0.113.7:6443":                   {exitFailed, []string{"this machine has no such address"}},
+		"server --listen=nowhere.invalid:6443":               {exitFailed, []string{"this machine has no such address"}},
+		"run x.wasm --port abc":                              {exitUsage, []string{"--port=abc: a port such as 8080"}},
+		"run x.wasm --port a:99999":                          {exitUsage, []string{"--port=a:99999: a port such as 8080"}},
+		"import  x":                                          {exitUsage, []string{"the module needs a name"}},
+		"apply -f https://example.org/a.yaml":                {exitUsage, []string{"curl -fsSL https://example.org/a.yaml | dunlin apply -f -"}},
+		"server --advertise pi:99999":                        {exitUsage, []string{`--advertise=pi:99999: "99999" is no port`}},
+		"server --advertise pi:":                             {exitUsage, []string{`--advertise=pi:: "" is no port`}},
+		"server --advertise 0.0.0.0":                         {exitUsage, []string{"stands for all addresses"}},
+		"server --advertise a,b_c":                           {exitUsage, []string{"--advertise=b_c: an address or a name"}},
+		"server --pod-cidr 10.1.0.0":                         {exitUsage, []string{"--pod-cidr=10.1.0.0: not a range"}},
+		"server --pod-cidr 10.1.0.1/16":                      {exitUsage, []string{"the range is 10.1.0.0/16"}},
+		"server --pod-cidr 10.1.0.0/31":                      {exitUsage, []string{"--pod-cidr=10.1.0.0/31: the range is too small: a /24 is the least"}},
+		"server --pod-cidr fd01::/65":                        {exitUsage, []string{"a /64 is the least"}},
+		"server --pod-cidr 10.1.0.0/16,10.2.0.0/16":          {exitUsage, []string{"--pod-cidr=10.1.0.0/16,10.2.0.0/16: one range of IPv4"}},
+		"server --pod-cidr 10.43.0.0/17":                     {exitUsage, []string{"--pod-cidr=10.43.0.0/17 and --service-cidr=10.43.0.0/16 share addresses"}},
+		"server --service-cidr 10.9.0.0/29":                  {exitUsage, []string{"--service-cidr=10.9.0.0/29: the range is too small: a /28 is the least"}},
+		"server --service-cidr 10.9.0.8/28":                  {exitUsage, []string{"the range is 10.9.0.0/28"}},
+		"server --scheduler-profiles /nowhere":               {exitUsage, []string{"--scheduler-profiles: open /nowhere: no such file"}},
+		"server --scheduler-profiles " + profiles:            {exitUsage, []string{"profiles: a list is wanted, not string"}},
+		"server --token-file /nowhere":                       {exitUsage, []string{"--token-file: open /nowhere: no such file"}},
+		"server --token-file " + profiles:                    {exitUsage, []string{"line 1"}},
+		"server --join x":                                    {exitUsage, []string{"--join: "}},
+		"agent --join x":                                     {exitUsage, []string{"--join: "}},
+		"agent":                                              {exitUsage, []string{"has not joined a cluster yet"}},
+		"server --tls-names a_b":                             {exitUsage, []string{"--tls-names=a_b: names and addresses"}},
+		"server --tls-names a\u00a0b":                        {exitUsage, []string{"names and addresses"}},
+		"server --peers a_b":                                 {exitUsage, []string{"--peers=a_b: an address or a name"}},
+		"server --peers pi:99999":                            {exitUsage, []string{"--peers=pi:99999: an address or a name"}},
+		"server --default-unreachable-toleration-seconds -1": {exitUsage, []string{"toleration-seconds=-1: must not be negative"}},
+		"scale deploy/a --replicas=abc":                      {exitUsage, []string{"--replicas=abc: a whole number is wanted"}},
+		"logs a --tail=-5":                                   {exitUsage, []string{"--tail=-5: must not be negative"}},
+		"logs a --since=-5s":                                 {exitUsage, []string{"--since=-5s: must not be negative"}},
+		"import ../../x FILE":                                {exitUsage, []string{"../../x is a path", "NAME"}},
+		"import a/../x FILE":                                 {exitUsage, []string{"a/../x is a path"}},
+		"import /x FILE":                                     {exitUsage, []string{"/x is a path"}},
+		"agent --run-dir /" + strings.Repeat("x", 97):        {exitUsage, []string{"109 bytes long", "107"}},
 	} {
 		t.Setenv("DUNLIN_CONFIG", os.DevNull)
 		var out, errw bytes.Buffer
-		if code := Main(strings.Fields(line), strings.NewReader(""), &out, &errw); code != f.code {
+		if code := Main(strings.Split(line, " "), strings.NewReader(""), &out, &errw); code != f.code {
 			t.Errorf("%s: exit %d: %s", line, code, errw.String())
 		}
 		for _, want := range f.says {
@@ -261,6 +330,60 @@ func TestUsageSaysWhatIsRight(t *testing.T) {
 				t.Errorf("%s: %q is not in: %s", line, want, errw.String())
 			}
 		}
+		if strings.Contains(errw.String(), "strconv") || strings.Contains(errw.String(), "Go struct") {
+			t.Errorf("%s: of the program and not of the flag: %s", line, errw.String())
+		}
+		if made, err := os.ReadDir(dir); err != nil || len(made) > 0 {
+			t.Errorf("%s: made %v, %v", line, made, err)
+		}
+	}
+}
+
+// TestFoldersHaveNames: a folder without a name would be the current one.
+func TestFoldersHaveNames(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("DUNLIN_CONFIG", os.DevNull)
+	fails := func(args []string, wants string) {
+		t.Helper()
+		var out, errw bytes.Buffer
+		if code := Main(args, strings.NewReader(""), &out, &errw); code != exitUsage || !strings.Contains(errw.String(), wants) {
+			t.Errorf("%q: exit %d: %s", args, code, errw.String())
+		}
+	}
+	n := 0
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, s := range c.Commands() {
+			walk(s)
+		}
+		if !c.Runnable() {
+			return
+		}
+		c.InheritedFlags() // merges them into Flags
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !strings.HasSuffix(f.Name, "-dir") {
+				return
+			}
+			n++
+			args := append(strings.Fields(c.CommandPath())[1:], "--"+f.Name+"=")
+			for i := 0; i < 3 && c.Args != nil && c.Args(c, args[len(args)-i:]) != nil; i++ {
+				args = append(args, "server") // it wants so many
+			}
+			fails(args, "the name of a folder is wanted")
+		})
+	}
+	walk((&app{}).root())
+	if n < 30 {
+		t.Errorf("only %d flags seen", n)
+	}
+	for _, name := range []string{"STATE", "RUN", "CONFIG"} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("DUNLIN_"+name+"_DIR", "")
+			fails([]string{"agent"}, "--"+strings.ToLower(name)+"-dir=: the name of a folder is wanted")
+		})
+	}
+	if made, err := os.ReadDir("."); err != nil || len(made) > 0 {
+		t.Errorf("made %v, %v", made, err)
 	}
 }
 

@@ -3,9 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"sort"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dunlin-project/dunlin/cli/client"
@@ -24,15 +23,18 @@ const revisionAnnotation = "deployment.kubernetes.io/revision"
 func (a *app) rolloutCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rollout",
-		Short: "Watch, undo, pause, resume or restart the rollout of a Deployment",
+		Short: "Watch, undo, pause, resume or restart the rollout of a Deployment, DaemonSet or StatefulSet",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	sub := func(use, short string, run func(context.Context, *client.Client, string) error) *cobra.Command {
-		s := &cobra.Command{Use: use + " deploy/NAME", Short: short, Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeDeployments, RunE: func(cmd *cobra.Command, args []string) error {
+	sub := func(use, short string, run func(context.Context, *client.Client, string) error, sets func(context.Context, *rolledSet) error) *cobra.Command {
+		s := &cobra.Command{Use: use + " deploy/NAME", Short: short, Example: "  dunlin rollout " + use + " deploy/hello", Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeDeployments, RunE: func(cmd *cobra.Command, args []string) error {
 			cl, t, err := a.oneTarget(cmd.Context(), args)
 			if err != nil {
 				return err
+			}
+			if progress := rolledSets[t.res.GVK.Kind]; progress != nil && sets != nil {
+				return sets(cmd.Context(), &rolledSet{a: a, c: cl, res: t.res, name: t.names[0], progress: progress})
 			}
 			if t.res.GVK.Kind != "Deployment" {
 				return usagef("rollout %s works on Deployments, not on %s", use, t.res.Name)
@@ -50,24 +52,31 @@ func (a *app) rolloutCmd() *cobra.Command {
 			defer cancel()
 		}
 		return a.rolloutStatus(ctx, cl, name)
+	}, func(ctx context.Context, s *rolledSet) error {
+		if timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, timeout)
+			defer cancel()
+		}
+		return s.status(ctx)
 	})
 	st.Flags().DurationVar(&timeout, "timeout", 0, "give up after this (0: never)")
-	sub("history", "List the revisions", a.rolloutHistory)
+	sub("history", "List the revisions", a.rolloutHistory, func(ctx context.Context, s *rolledSet) error { return s.history(ctx) })
 	var to int64
 	un := sub("undo", "Go back to the revision before, or to --to-revision", func(ctx context.Context, cl *client.Client, name string) error {
 		return a.rolloutUndo(ctx, cl, name, to)
-	})
+	}, func(ctx context.Context, s *rolledSet) error { return s.undo(ctx, to) })
 	un.Flags().Int64Var(&to, "to-revision", 0, "revision to go back to (0: the one before)")
 	sub("pause", "Hold the rollout", func(ctx context.Context, cl *client.Client, name string) error {
 		return a.patchDeployment(ctx, cl, name, map[string]any{"spec": map[string]any{"paused": true}}, "paused")
-	})
+	}, nil)
 	sub("resume", "Go on with a paused rollout", func(ctx context.Context, cl *client.Client, name string) error {
 		return a.patchDeployment(ctx, cl, name, map[string]any{"spec": map[string]any{"paused": nil}}, "resumed")
-	})
+	}, nil)
 	sub("restart", "Replace all pods, one by one", func(ctx context.Context, cl *client.Client, name string) error {
 		stamp := map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().UTC().Format(time.RFC3339)}
 		return a.patchDeployment(ctx, cl, name, map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": stamp}}}}, "restarted")
-	})
+	}, func(ctx context.Context, s *rolledSet) error { return s.restart(ctx) })
 	return c
 }
 
@@ -100,6 +109,9 @@ func rolloutProgress(d *appsv1.Deployment) (message string, done bool, err error
 		return "Waiting for the controller to see the new specification...", false, nil
 	}
 	for _, c := range s.Conditions {
+		if c.Type == "RolledBack" && c.Status == corev1.ConditionTrue {
+			return "", false, fmt.Errorf("deployment %q was rolled back: %s", d.Name, c.Message)
+		}
 		if c.Type == appsv1.DeploymentProgressing && c.Reason == "ProgressDeadlineExceeded" {
 			return "", false, fmt.Errorf("deployment %q exceeded its progress deadline: %s (the old pods keep serving; 'dunlin rollout undo deploy/%s' goes back)", d.Name, c.Message, d.Name)
 		}
@@ -116,54 +128,18 @@ func rolloutProgress(d *appsv1.Deployment) (message string, done bool, err error
 }
 
 func (a *app) rolloutStatus(ctx context.Context, c *client.Client, name string) error {
-	last := ""
-	check := func(d *appsv1.Deployment) (bool, error) {
-		msg, done, err := rolloutProgress(d)
-		if err != nil {
-			return false, err
-		}
-		if msg != last {
-			a.printf("%s\n", msg)
-			last = msg
-		}
-		return !done, nil
-	}
-	for {
-		var d appsv1.Deployment
-		if err := c.JSON(ctx, client.Request{Method: http.MethodGet, Path: deploymentPath(c.Namespace, name)}, &d); err != nil {
-			return rolloutEnd(ctx, name, last, err)
-		}
-		if more, err := check(&d); err != nil || !more {
-			return err
-		}
-		q := url.Values{"fieldSelector": {"metadata.name=" + name}, "resourceVersion": {d.ResourceVersion}}
-		done := false
-		err := c.Watch(ctx, "/apis/apps/v1/namespaces/"+url.PathEscape(c.Namespace)+"/deployments", q, client.JSON, func(typ string, raw json.RawMessage) (bool, error) {
-			if typ == "DELETED" {
-				return false, fmt.Errorf("deployment %q was deleted", name)
-			}
+	w := &waited{
+		a: a, c: c, what: "deployment", name: name, path: deploymentPath(c.Namespace, name),
+		list: "/apis/apps/v1/namespaces/" + url.PathEscape(c.Namespace) + "/deployments",
+		progress: func(raw []byte) (string, bool, error) {
 			var d appsv1.Deployment
 			if err := json.Unmarshal(raw, &d); err != nil {
-				return false, fmt.Errorf("read watch event: %w", err)
+				return "", false, fmt.Errorf("read Deployment: %w", err)
 			}
-			more, err := check(&d)
-			done = err == nil && !more
-			return more, err
-		})
-		if done {
-			return nil
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return rolloutEnd(ctx, name, last, err)
-		}
+			return rolloutProgress(&d)
+		},
 	}
-}
-
-func rolloutEnd(ctx context.Context, name, last string, err error) error {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("deployment %q is not rolled out yet: %s", name, last)
-	}
-	return err
+	return w.wait(ctx)
 }
 
 // revisions lists the Deployment's ReplicaSets by revision.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +21,8 @@ func (a *app) runCmd() *cobra.Command {
 		Long: `Run one module in the foreground, in the same sandbox as a pod.
 
 The guest sees nothing but what it is given: no files without --mount, no
-network without --port. The exit code is the guest's.`,
+network without --port. The exit code is the guest's; 130 or 143 when SIGINT or
+SIGTERM ended the command before the guest began.`,
 		Example: `  dunlin run app.wasm -- --verbose
   dunlin run hello.wasm --port 8080
   dunlin run convert.wasm --mount ./in:/in:ro --mount ./out:/out --memory 64Mi`,
@@ -34,6 +36,14 @@ network without --port. The exit code is the guest's.`,
 				}
 				o.Mounts = append(o.Mounts, parsed)
 			}
+			for _, p := range o.Ports {
+				if _, err := strconv.ParseUint(p, 10, 16); err == nil {
+					continue
+				}
+				if err := checkAddress("port", p); err != nil {
+					return usagef("--port=%s: a port such as 8080, or an address with one, such as 0.0.0.0:8080, is wanted", p)
+				}
+			}
 			for _, e := range o.Env {
 				if k, _, ok := strings.Cut(e, "="); !ok || k == "" {
 					return usagef("--env=%s: must be KEY=VALUE", e)
@@ -46,6 +56,7 @@ network without --port. The exit code is the guest's.`,
 				}
 				o.MemoryLimit = q.Value()
 			}
+			o.Progress = func(step string) { a.notef("%s %s, the first time only ...\n", step, o.Path) }
 			o.Warn = func(s string) { a.notef("Note: %s\n", s) }
 			o.Started = func(addresses []string) {
 				for _, ad := range addresses {
@@ -54,7 +65,7 @@ network without --port. The exit code is the guest's.`,
 			}
 			code, err := wasm.RunForeground(cmd.Context(), o)
 			if err != nil {
-				return err
+				return interrupted(cmd.Context(), err, o.Path+" was not started")
 			}
 			if code != 0 {
 				return exitCode(code)

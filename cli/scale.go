@@ -60,11 +60,7 @@ func (a *app) oneTarget(ctx context.Context, args []string) (*client.Client, tar
 	if err != nil {
 		return nil, target{}, err
 	}
-	all, err := c.Resources(ctx)
-	if err != nil {
-		return nil, target{}, err
-	}
-	ts, err := targets(all, args)
+	ts, err := a.targets(ctx, c, args)
 	if err != nil {
 		return nil, target{}, err
 	}

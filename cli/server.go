@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime/debug"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/controlplane"
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/internal/clock"
@@ -33,8 +34,11 @@ type serverOptions struct {
 	podCIDRs    []string
 	svcCIDRs    []string
 	tokenFile   string
+	profiles    string
 	unreachable int64
 	pprof       bool
+	join        string
+	peers       []string
 }
 
 func (a *app) serverCmd() *cobra.Command {
@@ -47,9 +51,16 @@ func (a *app) serverCmd() *cobra.Command {
 
 The first start makes a new cluster with its own certificate authority and
 writes an administrator's kubeconfig. Everything is kept in --state-dir.
-Stopping the server does not stop the workloads of its node.`,
+Stopping the server does not stop the workloads of its node.
+
+With --join the first start joins an existing cluster as a further server, with
+a line from 'dunlin token create --server'. Three servers go on working when
+one of them fails, five when two do. A second server keeps a copy and has no
+vote until there is a third: two voters would stop when either fails.
+'dunlin server list' shows the servers.`,
 		Example: `  dunlin server
-  dunlin server --no-node --listen 0.0.0.0:6443`,
+  dunlin server --no-node --listen 0.0.0.0:6443
+  dunlin server --join dunlin1.…@10.0.0.5:6443`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := lo.logger(a.errw)
@@ -60,35 +71,29 @@ Stopping the server does not stop the workloads of its node.`,
 		},
 	}
 	o.add(c)
+	c.Flags().StringVar(&o.join, "join", "", "join line of an existing cluster, needed once")
+	c.Flags().StringSliceVar(&o.peers, "peers", nil, "addresses of other servers, host or host:port, when all of them have new ones")
 	lo.add(c)
 	f := c.Flags()
 	f.StringVar(&o.listen, "listen", ":6443", "address of the one port: API, nodes and other servers")
 	f.StringSliceVar(&o.advertise, "advertise", nil, "addresses, host or host:port, at which nodes reach this server (default: the one that routes)")
 	f.StringSliceVar(&o.tlsNames, "tls-names", nil, "further names and addresses of the serving certificate")
 	f.BoolVar(&o.noNode, "no-node", false, "run no node in this process")
-	f.StringSliceVar(&o.podCIDRs, "pod-cidr", []string{"10.42.0.0/16"}, "ranges of pod addresses")
+	f.StringSliceVar(&o.podCIDRs, "pod-cidr", []string{"10.42.0.0/16"}, "ranges of pod addresses; a node keeps the one that it got")
 	f.StringSliceVar(&o.svcCIDRs, "service-cidr", []string{"10.43.0.0/16"}, "ranges of service addresses")
 	f.StringVar(&o.tokenFile, "token-file", "", "file of static bearer tokens, hashed: 'sha256:HEX USER GROUP,...' a line")
 	f.Int64Var(&o.unreachable, "default-unreachable-toleration-seconds", 0, "how long pods stay on an unreachable node by default")
+	f.StringVar(&o.profiles, "scheduler-profiles", "", "file of the scheduler's profiles: weights and strategy by spec.schedulerName (default: pack, upstream's weights)")
 	f.BoolVar(&o.pprof, "pprof", false, "serve /debug/pprof to administrators")
-	sweep := &cobra.Command{
-		Use: "sweep", Short: "Stop every workload of this machine and remove its network namespace and control groups",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := slog.New(slog.DiscardHandler)
-			if err := o.complete(log, ""); err != nil {
-				return err
-			}
-			return sweepMachine(cmd.Context(), o.nodeOptions)
-		},
-	}
-	o.add(sweep)
-	c.AddCommand(sweep)
+	c.AddCommand(a.sweepCmd(), a.serverListCmd(), a.serverRemoveCmd(), a.serverRecoverCmd(), a.serverRaiseLevelCmd())
 	return c
 }
 
 func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) error {
-	setMemoryLimit()
+	values, err := o.values()
+	if err != nil {
+		return err
+	}
 	l, err := listen(ctx, o.listen)
 	if err != nil {
 		return err
@@ -97,10 +102,19 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 	if err := o.complete(log, ""); err != nil {
 		return err
 	}
-	cfg, err := o.controlPlane(l, log)
-	if err != nil {
-		return err
+	if !fileThere(filepath.Join(o.state, "server")) { // nothing is made that then stays half-done
+		if err := writable(o.config); err != nil {
+			return fmt.Errorf("--config-dir=%s: the administrator's kubeconfig cannot be written: %w; name another folder, nothing was made", o.config, err)
+		}
 	}
+	if !o.noNode {
+		release, err := o.claims()
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	cfg := o.controlPlane(l, values, log)
 	cfg.Gossip = o.keeper(log)
 	s, err := controlplane.New(ctx, cfg)
 	if err != nil {
@@ -109,6 +123,11 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 	log.Info("server is starting", "cluster", s.ClusterID(), "address", cfg.Advertise[0], "version", version.Version, "kubeconfig", cfg.AdminKubeconfig)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Run(ctx) })
+	g.Go(func() error { thrift(ctx, log); return nil })
+	g.Go(func() error {
+		o.follow(ctx, l.Addr().(*net.TCPAddr).Port, s.Moved, cfg.Gossip.SetAddress, log)
+		return nil
+	})
 	if o.noNode {
 		g.Go(func() error { return s.RunGossip(ctx) })
 	} else {
@@ -120,6 +139,7 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 // node runs the agent in this process. It joins and talks over the real
 // socket like any other.
 func (o serverOptions) node(ctx context.Context, s *controlplane.Server, cfg controlplane.Config, log *slog.Logger) error {
+	o.besideServer = true
 	line := ""
 	if !joinedAlready(o.nodeOptions) {
 		if err := s.WaitReady(ctx); err != nil {
@@ -164,7 +184,7 @@ func ignoreCanceled(err error) error {
 	return err
 }
 
-func (o serverOptions) controlPlane(l net.Listener, log *slog.Logger) (controlplane.Config, error) {
+func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Logger) controlplane.Config {
 	port := l.Addr().(*net.TCPAddr).Port
 	adv := o.advertise
 	if len(adv) == 0 {
@@ -180,61 +200,71 @@ func (o serverOptions) controlPlane(l net.Listener, log *slog.Logger) (controlpl
 			adv[i] = net.JoinHostPort(trimBrackets(h), fmt.Sprint(port))
 		}
 	}
-	pods, err := prefixes("pod-cidr", o.podCIDRs)
-	if err != nil {
-		return controlplane.Config{}, err
-	}
-	services, err := prefixes("service-cidr", o.svcCIDRs)
-	if err != nil {
-		return controlplane.Config{}, err
-	}
 	hostname, _ := os.Hostname()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return controlplane.Config{
-		StateDir: filepath.Join(o.state, "server"), Listener: l, Advertise: adv, Fallback: o.address, Names: append(o.tlsNames, hostname, o.address),
-		AdminKubeconfig: filepath.Join(o.config, "admin.kubeconfig"), TokenFile: o.tokenFile,
-		ServiceCIDRs: services, PodCIDRs: pods, UnreachableSeconds: o.unreachable, Zone: o.labels["topology.kubernetes.io/zone"],
-		Pprof: o.pprof, Version: version.Version, Clock: clock.System, Log: log, Metrics: reg,
-	}, nil
-}
-
-func trimBrackets(h string) string {
-	if len(h) > 1 && h[0] == '[' && h[len(h)-1] == ']' {
-		return h[1 : len(h)-1]
+		StateDir: filepath.Join(o.state, "server"), Listener: l, Advertise: adv, Join: v.join, Peers: v.peers, Name: o.name, Fallback: o.address, Names: append(o.tlsNames, hostname, o.address),
+		AdminKubeconfig: filepath.Join(o.config, client.AdminFile), TokenFile: o.tokenFile,
+		ServiceCIDRs: v.services, PodCIDRs: v.pods, UnreachableSeconds: o.unreachable, Zone: o.labels["topology.kubernetes.io/zone"],
+		Pprof: o.pprof, Profiles: v.profiles, Version: version.Version, Clock: clock.System, Log: log, Metrics: reg,
 	}
-	return h
 }
 
-func prefixes(flag string, list []string) ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	for _, s := range list {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, usagef("--%s=%s: not a range such as 10.42.0.0/16", flag, s)
+// checkAddress refuses what is not host:port, where the host may be missing.
+func checkAddress(flag, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return usagef("--%s=%s: an address with its port is wanted, such as :6443, 10.0.0.5:6443 or [fd00::5]:6443", flag, address)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return usagef("--%s=%s: %q is no port: a number from 0 to 65535 is wanted", flag, address, port)
+	}
+	return nil
+}
+
+// portWait is how long a start waits for its port: after a kill -9 it can stay
+// taken for some milliseconds, as in one of some 25 kills of a server with 20
+// guests (a child between fork and exec has it, presumably).
+const portWait = 3 * time.Second
+
+// untilFree tries to listen while the port is taken, for portWait.
+func untilFree(ctx context.Context, try func() (net.Listener, error)) (net.Listener, error) {
+	end := time.NewTimer(portWait)
+	defer end.Stop()
+	tick := time.NewTicker(portWait / 100)
+	defer tick.Stop()
+	for {
+		l, err := try()
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
 		}
-		out = append(out, p.Masked())
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-end.C:
+			return nil, err
+		case <-tick.C:
+		}
 	}
-	return out, nil
 }
 
 // listen says what to do when the port is taken.
 func listen(ctx context.Context, address string) (net.Listener, error) {
+	if err := checkAddress("listen", address); err != nil {
+		return nil, err
+	}
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", address)
+	l, err := untilFree(ctx, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("port %s is in use: another server on this machine? ('ss -ltnp' names it; --listen chooses another port)", address)
+	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.As(err, new(*net.DNSError)):
+		return nil, fmt.Errorf("--listen=%s: this machine has no such address ('ip address' lists them; ':PORT' is all of them)", address)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("--listen=%s: only root may listen on ports below 1024", address)
 	case err != nil:
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return l, nil
-}
-
-// setMemoryLimit gives the garbage collector a soft limit, unless the
-// operator set one: small machines trade a little CPU for memory.
-func setMemoryLimit() {
-	if os.Getenv("GOMEMLIMIT") == "" && os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50)
-	}
 }

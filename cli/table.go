@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // tableWriter prints server-made tables; columns keep their widths between
@@ -16,6 +17,7 @@ type tableWriter struct {
 	wide     bool
 	noHeader bool
 	withNS   bool
+	labels   bool   // as the last column
 	prefix   string // "pod/": with several resource types
 	columns  []metav1.TableColumnDefinition
 	widths   []int
@@ -37,6 +39,9 @@ func (t *tableWriter) print(tab *metav1.Table) error {
 			header = append(header, strings.ToUpper(c.Name))
 		}
 	}
+	if t.labels {
+		header = append(header, "LABELS")
+	}
 	rows := make([][]string, 0, len(tab.Rows)+1)
 	if !t.started && !t.noHeader {
 		rows = append(rows, header)
@@ -44,7 +49,7 @@ func (t *tableWriter) print(tab *metav1.Table) error {
 	for _, r := range tab.Rows {
 		var row []string
 		if t.withNS {
-			row = append(row, namespaceOf(r.Object.Raw))
+			row = append(row, metaOf(r.Object.Raw).Namespace)
 		}
 		for n, i := range keep {
 			s := "<none>"
@@ -55,6 +60,9 @@ func (t *tableWriter) print(tab *metav1.Table) error {
 				s = t.prefix + s
 			}
 			row = append(row, s)
+		}
+		if t.labels {
+			row = append(row, labels.FormatLabels(metaOf(r.Object.Raw).Labels))
 		}
 		rows = append(rows, row)
 	}
@@ -96,14 +104,11 @@ func cell(v any) string {
 	return fmt.Sprint(v)
 }
 
-func namespaceOf(raw []byte) string {
-	var o struct {
-		Metadata struct {
-			Namespace string `json:"namespace"`
-		} `json:"metadata"`
-	}
+// metaOf reads the metadata of a row's object.
+func metaOf(raw []byte) metav1.PartialObjectMetadata {
+	var o metav1.PartialObjectMetadata
 	if json.Unmarshal(raw, &o) != nil {
-		return ""
+		return metav1.PartialObjectMetadata{}
 	}
-	return o.Metadata.Namespace
+	return o
 }

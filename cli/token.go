@@ -18,17 +18,23 @@ import (
 
 func (a *app) tokenCmd() *cobra.Command {
 	c := &cobra.Command{
-		Use: "token", Short: "Make join lines for new nodes", Args: cobra.NoArgs,
+		Use: "token", Short: "Make join lines for new nodes and servers", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var ttl time.Duration
 	var uses int
+	var server bool
 	create := &cobra.Command{
 		Use:   "create",
-		Short: "Print one line that lets a new node join",
+		Short: "Print one line that lets a new node, or server, join",
 		Long: `Print one line that lets a new node join: on it, run 'dunlin agent --join LINE'.
+With --server the line is for a further server: 'dunlin server --join LINE'. It
+gets the keys of the cluster: treat such a line like the administrator's
+kubeconfig.
 
 The line pins this cluster's certificate authority, works once and expires.`,
+		Example: `  dunlin token create
+  dunlin token create --server --ttl 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ttl <= 0 || uses <= 0 {
@@ -38,7 +44,7 @@ The line pins this cluster's certificate authority, works once and expires.`,
 			if err != nil {
 				return err
 			}
-			body, err := json.Marshal(controlplane.TokenRequest{TTLSeconds: int64(ttl.Seconds()), Uses: uses})
+			body, err := json.Marshal(controlplane.TokenRequest{TTLSeconds: int64(ttl.Seconds()), Uses: uses, Server: server})
 			if err != nil {
 				return fmt.Errorf("make request: %w", err)
 			}
@@ -56,6 +62,7 @@ The line pins this cluster's certificate authority, works once and expires.`,
 	}
 	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long the line works")
 	create.Flags().IntVar(&uses, "uses", 1, "how many nodes may join with it")
+	create.Flags().BoolVar(&server, "server", false, "the line is for a server, not for a node")
 	c.AddCommand(create)
 	return c
 }
@@ -66,7 +73,8 @@ func (a *app) kubeconfigCmd() *cobra.Command {
 		Use:   "kubeconfig",
 		Short: "Print the administrator's kubeconfig, for kubectl, Helm and others",
 		Example: `  export KUBECONFIG=$(dunlin kubeconfig --path)
-  dunlin kubeconfig > ~/.kube/config`,
+  dunlin kubeconfig > ~/.kube/config
+  dunlin kubeconfig --config-dir /srv/dunlin`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.printKubeconfig(path) },
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,9 +26,18 @@ func (w why) text(now time.Time) string {
 	return fmt.Sprintf("%s (for %s)", w.reason, duration.HumanDuration(now.Sub(w.since)))
 }
 
+// command is one to type next; with local it asks this machine's agent.
+func command(local bool, format string, args ...any) string {
+	s := "dunlin " + fmt.Sprintf(format, args...)
+	if local {
+		s += " --local"
+	}
+	return "'" + s + "'"
+}
+
 // whyPod says why a pod does not serve; ok is false when it does, or when it
-// is done.
-func whyPod(p *corev1.Pod) (w why, ok bool) {
+// is done. local: the pod is as its node's agent told it.
+func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
 	if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded {
 		return why{}, false // said elsewhere; done
 	}
@@ -43,22 +53,29 @@ func whyPod(p *corev1.Pod) (w why, ok bool) {
 		if p.Status.Reason != "" {
 			reason = strings.TrimSuffix(p.Status.Reason+": "+p.Status.Message, ": ")
 		}
-		return why{reason, time.Time{}, "'dunlin logs " + p.Name + "' shows what it wrote; a failed pod does not start again: delete it, or let its owner replace it"}, true
+		return why{reason, time.Time{}, command(local, "logs %s", p.Name) + " shows what it wrote; a failed pod does not start again: delete it, or let its owner replace it"}, true
 	}
 	if p.Spec.NodeName == "" {
 		return whyUnbound(p), true
 	}
+	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse && c.Reason == "NodeUnreachable" {
+		return why{"its node " + p.Spec.NodeName + " is out of reach, and nothing takes its place yet", c.LastTransitionTime.Time,
+			"'dunlin describe node " + p.Spec.NodeName + "' says since when; the pod goes on there by itself. If that machine is off for good, 'dunlin node declare-dead " + p.Spec.NodeName + "' releases the pod"}, true
+	}
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for i := range list {
-			if w, ok := whyContainer(p, &list[i]); ok {
+			if w, ok := whyContainer(p, &list[i], local); ok {
 				return w, true
 			}
 		}
 	}
 	c := podCondition(p, corev1.PodReady)
+	if c == nil && local {
+		return why{"the agent has not come to it yet", p.CreationTimestamp.Time, "wait a moment, then look again"}, true
+	}
 	if c == nil {
 		return why{"node " + p.Spec.NodeName + " has not reported on it yet", p.CreationTimestamp.Time,
-			"'dunlin get node " + p.Spec.NodeName + "' says whether the node is Ready"}, true
+			"'dunlin get node " + p.Spec.NodeName + "' says whether there is such a node, and whether it is Ready"}, true
 	}
 	if c.Status == corev1.ConditionTrue {
 		return why{}, false
@@ -67,7 +84,10 @@ func whyPod(p *corev1.Pod) (w why, ok bool) {
 	if c.Message != "" {
 		reason += ": " + c.Message
 	}
-	return why{reason, c.LastTransitionTime.Time, "the events below say what its readiness probe gets; 'dunlin logs " + p.Name + "' shows what it wrote"}, true
+	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.ReadinessProbe != nil }) {
+		return why{reason, c.LastTransitionTime.Time, command(local, "logs %s", p.Name) + " shows what it wrote"}, true
+	}
+	return why{reason, c.LastTransitionTime.Time, "its events ('dunlin describe pod " + p.Name + "') say what its readiness probe gets; " + command(local, "logs %s", p.Name) + " shows what it wrote"}, true
 }
 
 func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
@@ -106,6 +126,10 @@ func ended(_ *corev1.Pod, s *corev1.ContainerStatus) string {
 
 func whyUnbound(p *corev1.Pod) why {
 	c := podCondition(p, corev1.PodScheduled)
+	if name := p.Spec.SchedulerName; c == nil && name != "" && name != corev1.DefaultSchedulerName {
+		return why{fmt.Sprintf("no scheduler took it: its schedulerName is %q", name), p.CreationTimestamp.Time,
+			"take schedulerName out of its spec, or start the servers with a profile of that name (--scheduler-profiles); a scheduler of your own has to run somewhere"}
+	}
 	if c == nil || c.Status == corev1.ConditionTrue {
 		return why{"the scheduler has not looked at it yet", p.CreationTimestamp.Time, "wait a moment; a server without a leader says so in 'dunlin get nodes'"}
 	}
@@ -114,6 +138,11 @@ func whyUnbound(p *corev1.Pod) why {
 		{"Insufficient", "ask for less, free some ('dunlin describe node NAME' shows what is requested), or add a node"},
 		{"node affinity/selector", "compare its nodeSelector and affinity with the labels in 'dunlin describe node NAME'"},
 		{"cannot run RuntimeClass", "runtimeClassName: wasm runs a module on every node; other classes need a runtime there"},
+		{"node.kubernetes.io/disk-pressure", "free room on that node's disk; the taint goes by itself some minutes later"},
+		{"node.kubernetes.io/memory-pressure", "that node is short of memory; the taint goes by itself some minutes after it has more"},
+		{"node.kubernetes.io/pid-pressure", "that node is short of process ids; the taint goes by itself some minutes after it has more"},
+		{"node.kubernetes.io/not-ready", "'dunlin describe node NAME' says why it is not Ready; the taint goes by itself"},
+		{"node.kubernetes.io/unreachable", "'dunlin describe node NAME' says since when it is out of reach; the taint goes by itself"},
 		{"untolerated taint", "add a toleration, or remove the taint shown by 'dunlin describe node NAME'"},
 		{"unschedulable", "a node is cordoned: 'kubectl uncordon NAME' opens it"},
 		{"free ports", "another pod has the host port: choose another, or remove that pod"},
@@ -130,7 +159,7 @@ func whyUnbound(p *corev1.Pod) why {
 	return why{c.Message, c.LastTransitionTime.Time, next}
 }
 
-func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus) (why, bool) {
+func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus, local bool) (why, bool) {
 	w := s.State.Waiting
 	if w == nil {
 		return why{}, false
@@ -142,7 +171,7 @@ func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus) (why, bool) {
 	switch w.Reason {
 	case "CrashLoopBackOff":
 		return why{fmt.Sprintf("%s, %d times so far; %s", ended(p, s), s.RestartCount+1, firstWords(w.Message)), since,
-			fmt.Sprintf("'dunlin logs %s -c %s --previous' shows what it wrote before it ended", p.Name, s.Name)}, true
+			command(local, "logs %s -c %s --previous", p.Name, s.Name) + " shows what it wrote before it ended"}, true
 	case "PodInitializing", "ContainerCreating":
 		if w.Message == "" {
 			return why{}, false // another container says more, or it is on its way
@@ -151,6 +180,12 @@ func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus) (why, bool) {
 	reason := strings.TrimSuffix(w.Reason+": "+w.Message, ": ")
 	next := "it is tried again by itself"
 	switch {
+	case w.Reason == "Disconnected":
+		next = command(true, "describe node %s", p.Spec.NodeName) + " on that machine says why no server is reached; the pod then starts by itself"
+	case local && w.Reason == "CreateContainerConfigError":
+		next = "what is missing comes from a server: " + command(local, "describe node %s", p.Spec.NodeName) + " says whether one can be reached; the pod then starts by itself"
+	case local && strings.Contains(w.Reason, "Image"):
+		next = fmt.Sprintf("'dunlin import %s FILE.wasm' gives this node the module; the pod then starts by itself", s.Image)
 	case w.Reason == "CreateContainerConfigError":
 		next = "create what is missing; the pod then starts by itself"
 	case strings.Contains(w.Reason, "Image"):

@@ -35,6 +35,10 @@ func TestWhyPod(t *testing.T) {
 				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 7, Reason: "Error", Message: "no database\nmore"}}}}
 		})
 	}
+	silent := pod(cond(corev1.PodReady, corev1.ConditionFalse, "NodeUnreachable", "Node pi does not renew its lease"))
+	if w, ok := whyPod(silent, false); !ok || !strings.Contains(w.text(t0), "its node pi is out of reach") || !strings.Contains(w.next, "dunlin node declare-dead pi") {
+		t.Errorf("a pod that is waited for: %+v", w)
+	}
 	for name, f := range map[string]struct {
 		pod          *corev1.Pod
 		reason, next string
@@ -57,10 +61,15 @@ func TestWhyPod(t *testing.T) {
 		"no image":     {waiting("ImagePullBackOff", "not here"), "ImagePullBackOff: not here", "give node pi the module"},
 		"no config":    {waiting("CreateContainerConfigError", `configmap "x" not found`), `configmap "x" not found`, "create what is missing"},
 		"not reported": {pod(func(*corev1.Pod) {}), "node pi has not reported", "get node pi"},
-		"not ready":    {pod(cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")), "it is not Ready: containers", "readiness probe"},
+		"not ready":    {pod(cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")), "it is not Ready: containers", "dunlin logs"},
+		"not ready, probed": {pod(func(p *corev1.Pod) {
+			cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")(p)
+			p.Spec.Containers = []corev1.Container{{Name: "c", ReadinessProbe: &corev1.Probe{}}}
+		}), "it is not Ready: containers", "readiness probe"},
+		"the disk is full": {unbound("0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }."), "disk-pressure", "free room"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, ok := whyPod(f.pod)
+			w, ok := whyPod(f.pod, false)
 			if ok != (f.reason != "") || !strings.Contains(w.reason, f.reason) || !strings.Contains(w.next, f.next) {
 				t.Fatalf("%v %+v", ok, w)
 			}

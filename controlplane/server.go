@@ -4,16 +4,11 @@ package controlplane
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -21,10 +16,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/dunlin-project/dunlin/controlplane/admission/plugins"
 	"github.com/dunlin-project/dunlin/controlplane/api"
@@ -38,10 +36,12 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/leader"
 	"github.com/dunlin-project/dunlin/controlplane/listener"
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
+	"github.com/dunlin-project/dunlin/controlplane/peers"
+	"github.com/dunlin-project/dunlin/controlplane/podstream"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/scheduler"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/gossip"
-	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/pki"
 )
@@ -55,6 +55,14 @@ type Config struct {
 	// Advertise lists the addresses ("host:port") at which nodes and clients
 	// reach this server, best first.
 	Advertise []string
+	// Peers are addresses at which other servers may be found, where those
+	// that are remembered do not hold any more.
+	Peers []string
+	// Join, for a new state folder, is the line that lets this server join an
+	// existing cluster; nil makes a new one. Once joined it is not looked at.
+	Join *pki.JoinLine
+	// Name is what this server is called; "" is its id.
+	Name string
 	// Fallback is an address of this machine that stands for the server where
 	// loopback addresses may not (the endpoints of default/kubernetes).
 	Fallback string
@@ -62,6 +70,9 @@ type Config struct {
 	Names []string
 	// AdminKubeconfig is written for the operator; "" is none.
 	AdminKubeconfig string
+	// StreamIdle ends exec, attach and port-forward over which nothing went for
+	// so long; 0 is 4 hours.
+	StreamIdle time.Duration
 	// TokenFile has static bearer tokens, hashed; "" is none.
 	TokenFile string
 
@@ -72,6 +83,8 @@ type Config struct {
 	UnreachableSeconds int64
 	Zone               string
 	Pprof              bool
+	// Profiles of the scheduler; none is the default one.
+	Profiles []*scheduler.Profile
 
 	// Gossip is this process's part in the pool of its site; nil is none. Who
 	// runs it gives it its identity: the node's, where one shares the process.
@@ -79,29 +92,52 @@ type Config struct {
 
 	Version string
 	Clock   clock.Clock
-	Log     *slog.Logger
-	Metrics *prometheus.Registry
+	// Elapsed runs evenly since the machine's boot, for the guard of Clock;
+	// nil is clock.Elapsed.
+	Elapsed func() time.Duration
+	// Rand returns numbers in [0,1) for jitter; nil is a random source.
+	Rand func() float64
+	// Dial opens connections to the other servers; nil is the network.
+	Dial peers.DialFunc
+	// Consensus has the last word on how Raft is opened: simulations have
+	// another disk and smaller segments. May be nil.
+	Consensus func(*consensus.Config)
+	Log       *slog.Logger
+	Metrics   *prometheus.Registry
 }
 
 // Server is one running server.
 type Server struct {
-	cfg   Config
-	log   *slog.Logger
-	ca    *pki.CA
-	raft  *consensus.Node
-	soft  *state.Soft
-	store *registry.Registry
-	sink  *events.Sink
-	nodes *nodeapi.Server
-	api   *api.Server
-	port  *listener.Listener
-	http  *http.Server
-	comps []leader.Component
-	floor *clock.Floor
-	guard *clock.Guard
-	// adminAt is when the administrator's kubeconfig was issued; New, then
-	// watchClock own it.
+	cfg  Config
+	log  *slog.Logger
+	ca   *pki.CA
+	cert *pki.Serving
+	book *consensus.Peers
+	mesh *peers.Mesh
+	raft *consensus.Node
+	// commits is how long Raft's entries take.
+	commits prometheus.Histogram
+	// writes proposes from wherever this server stands: it asks the leader.
+	writes    *peers.Proposer
+	forward   *forwarder
+	verifier  *pki.Verifier
+	voterWake chan struct{}
+	stored    atomic.Bool // store is set
+	soft      *state.Soft
+	store     *registry.Registry
+	sink      *events.Sink
+	nodes     *nodeapi.Server
+	api       *api.Server
+	port      *listener.Listener
+	http      *http.Server
+	comps     []leader.Component
+	floor     *clock.Floor
+	guard     *clock.Guard
+	clocks    clockState
+	// adminAt is when the administrator's kubeconfig was issued.
+	adminMu sync.Mutex
 	adminAt time.Time
+	place   *place
 	fence   fence
 }
 
@@ -118,24 +154,35 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	known := floor.Known()
+	floor.Follow() // the guard watches it
+	wall := cfg.Clock
 	cfg.Clock = floor
-	s := &Server{cfg: cfg, log: cfg.Log, floor: floor, guard: clock.NewGuard(floor, nil)}
+	if err := joinIfNew(ctx, cfg); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Log, floor: floor, guard: clock.NewGuard(floor, cfg.Elapsed), voterWake: make(chan struct{}, 1), place: newPlace(cfg.Advertise, cfg.Fallback)}
+	s.guard.Doubt(known)
 	id, err := loadIdentity(cfg.StateDir)
 	if err != nil {
 		return nil, err
 	}
-	if s.ca, err = pki.LoadOrCreateCA(pkiDir, id.cluster, cfg.Clock); err != nil {
+	if s.ca, err = pki.LoadOrCreateCA(pkiDir, id.cluster, s.guard); err != nil {
 		return nil, err
 	}
-	s.raft, err = consensus.Open(ctx, consensus.Config{
-		Dir: filepath.Join(cfg.StateDir, "raft"), ClusterID: s.ca.ClusterID(), ExpectClusterID: s.ca.ClusterID(), ServerID: id.server, Log: cfg.Log.With("part", "consensus"),
-	})
-	if err != nil {
+	if cfg.AdminKubeconfig != "" { // before there is a log and a state
+		if err := s.ca.CheckAdminKubeconfig(cfg.AdminKubeconfig); err != nil {
+			return nil, err
+		}
+	}
+	s.commits = newCommitLatency()
+	if err := s.openConsensus(ctx, id); err != nil {
 		return nil, err
 	}
+	s.cert.Follow(wall)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.raft.Close())
+			err = errors.Join(err, s.close())
 		}
 	}()
 	sealer, err := loadSealer(filepath.Join(pkiDir, "seal.key"))
@@ -144,7 +191,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	s.soft = state.NewSoft(0, state.SoftOptions{})
 	s.store, err = registry.New(registry.Config{
-		Durable: s.raft.State(), Proposer: s.raft, Soft: s.soft, SoftProposer: registry.LocalSoft(s.soft, s.raft),
+		Durable: s.raft.State(), Proposer: s.writes, Soft: s.soft, SoftProposer: registry.LocalSoft(s.soft, s.raft),
 		Admission: plugins.Default(plugins.Config{UnreachableSeconds: &cfg.UnreachableSeconds}),
 		Clock:     cfg.Clock, Log: cfg.Log.With("part", "registry"), ServiceCIDRs: cfg.ServiceCIDRs,
 		Sealer: sealer,
@@ -152,6 +199,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	s.stored.Store(true)
 	s.sink = events.New(s.store, events.Config{Clock: cfg.Clock, Log: cfg.Log.With("part", "events")})
 	issuer, err := s.issuer(pkiDir)
 	if err != nil {
@@ -164,10 +212,8 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s.comps = s.components()
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(newPlaneMetrics(s.raft, s.nodes.Leases())); err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
-		}
+	if err := s.registerMetrics(); err != nil {
+		return nil, err
 	}
 	if err := s.writeAdmin(); err != nil {
 		return nil, err
@@ -179,12 +225,15 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 // start, and when the certificate is due, which a board whose clock jumps
 // from 1970 to the present comes to within minutes.
 func (s *Server) writeAdmin() error {
+	s.adminMu.Lock()
+	defer s.adminMu.Unlock()
+	advertise := s.advertise()
 	now := s.cfg.Clock.Now().Round(0) // wall time alone: it may jump
 	due := s.adminAt.IsZero() || now.Before(s.adminAt) || now.After(s.adminAt.Add(pki.AdminLife*2/3))
-	if s.cfg.AdminKubeconfig == "" || len(s.cfg.Advertise) == 0 || !due {
+	if s.cfg.AdminKubeconfig == "" || len(advertise) == 0 || !due {
 		return nil
 	}
-	if err := s.ca.WriteAdminKubeconfig(s.cfg.AdminKubeconfig, "https://"+s.cfg.Advertise[0]); err != nil {
+	if err := s.ca.WriteAdminKubeconfig(s.cfg.AdminKubeconfig, "https://"+advertise[0]); err != nil {
 		return err
 	}
 	s.adminAt = now
@@ -193,26 +242,28 @@ func (s *Server) writeAdmin() error {
 
 func (s *Server) buildNodes(issuer *auth.Issuer) (err error) {
 	nc := nodeapi.Config{
-		Store: s.store, Leadership: s.raft, CA: s.ca, ClusterID: s.ca.ClusterID(), Epoch: epoch, Version: s.cfg.Version,
-		Servers: func() []string { return s.cfg.Advertise }, Tokens: issuer, Events: s.sink,
-		PodCIDRs: s.cfg.PodCIDRs, Clock: s.cfg.Clock, Log: s.log.With("part", "nodeapi"),
-		ClockOK: s.guard.Check, HigherEpoch: s.higherEpoch,
+		Store: s.store, Leadership: s.raft, CA: s.ca, ClusterID: s.ca.ClusterID(), Epoch: s.raft.Epoch, Version: s.cfg.Version,
+		Servers: s.serverAddresses, Leader: s.leaderAddresses, ToLeader: s.toLeader, Fresh: s.writes.Barrier, Tokens: issuer, Events: s.sink,
+		PodCIDRs: s.cfg.PodCIDRs, ServiceCIDRs: s.cfg.ServiceCIDRs, Clock: s.cfg.Clock, Log: s.log.With("part", "nodeapi"),
+		ClockOK: s.clockTrusted, HigherEpoch: s.higherEpoch,
 	}
 	s.gossips(&nc)
 	s.nodes, err = nodeapi.New(nc)
 	if err != nil {
 		return err
 	}
-	serving, err := pki.NewServing(s.ca, s.raft.ServerID(), append(hosts(s.cfg.Advertise), s.cfg.Names...))
-	if err != nil {
-		return err
-	}
+	s.verifier = &pki.Verifier{Roots: []*x509.Certificate{s.ca.Cert}, Clock: s.guard, Revoked: s.nodes.Revoked}
+	handlers := s.nodes.Handlers()
+	maps.Copy(handlers, s.mesh.Handlers())
 	s.port, err = listener.New(listener.Config{
-		Listener: s.cfg.Listener, GetCertificate: serving.GetCertificate, Handlers: s.nodes.Handlers(), Log: s.log.With("part", "listener"),
-		Verifier: &pki.Verifier{Roots: []*x509.Certificate{s.ca.Cert}, Clock: s.cfg.Clock, Revoked: s.nodes.Revoked},
+		Listener: s.cfg.Listener, GetCertificate: s.cert.GetCertificate, Handlers: handlers, Log: s.log.With("part", "listener"),
+		Verifier: s.verifier,
 	})
 	return err
 }
+
+// features are the optional parts of the API that are served.
+var features = discovery.Features{Usage: true, Streams: true}
 
 func (s *Server) buildAPI(issuer *auth.Issuer) error {
 	tokens := []auth.Tokens{auth.ServiceAccountTokens(issuer, s.store)}
@@ -228,20 +279,28 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 		tokens = append(tokens, auth.StaticTokens(list))
 	}
 	authz := auth.NewAuthorizer(s.store)
-	disco, err := discovery.New(discovery.Config{Version: s.cfg.Version, Address: first(s.cfg.Advertise)})
+	streams, err := podstream.New(podstream.Config{Nodes: s.nodes, Idle: s.cfg.StreamIdle, Metrics: s.cfg.Metrics, Log: s.log.With("part", "podstream")})
 	if err != nil {
 		return err
 	}
-	open, err := openapi.New(discovery.Resources(discovery.Features{}), s.cfg.Clock)
+	disco, err := discovery.New(discovery.Config{Features: features, Version: s.cfg.Version, Address: first(s.cfg.Advertise)})
 	if err != nil {
 		return err
 	}
+	open, err := openapi.New(discovery.Resources(discovery.Features{Streams: features.Streams}), s.cfg.Clock)
+	if err != nil {
+		return err
+	}
+	s.forward = newForwarder(s)
 	rev := reviews.All(reviews.Config{Authorizer: authz, Tokens: auth.UnionTokens(tokens...), Issuer: issuer, Objects: s.store, Clock: s.cfg.Clock})
 	s.api, err = api.New(api.Config{
-		Registry: s.store, Proposer: s.raft,
-		Authenticator: auth.Union(s.certificates(), auth.BearerTokens(tokens...), auth.Anonymous()),
-		Authorizer:    authz, Discovery: disco, OpenAPI: open, Schemas: openapi.Schemas, Reviews: rev, Logs: s.nodes,
-		Ready: s.ready, Extra: s.extra(), Metrics: s.cfg.Metrics, Clock: s.cfg.Clock, Log: s.log.With("part", "api"),
+		Registry: s.store, Proposer: s.writes,
+		Authenticator: auth.Union(s.forwarded(), s.certificates(), auth.BearerTokens(tokens...), auth.Anonymous()),
+		Authorizer:    authz, Discovery: disco, OpenAPI: open, Types: openapi.TypeConverter, Reviews: rev, Logs: s.nodes, Nodes: s.nodes, Usage: s.nodes, Streams: streams,
+		Placements: func(p *corev1.Pod, sees func(string) bool) (any, error) {
+			return scheduler.Explain(s.store, s.cfg.Profiles, p, sees)
+		},
+		Ready: s.ready, Extra: s.extra(issuer), Elsewhere: s.forward, LeaderPaths: leaderPaths, EarlyPaths: []string{ServersPath}, Metrics: s.cfg.Metrics, Clock: s.cfg.Clock, Log: s.log.With("part", "api"),
 	})
 	if err != nil {
 		return err
@@ -259,12 +318,15 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 // certificates authenticates by client certificate. Revocation counts for
 // connections that are open already, too.
 func (s *Server) certificates() auth.Authenticator {
-	inner := auth.ClientCertificates(s.cfg.Clock)
+	inner := auth.ClientCertificates(s.guard)
 	return auth.AuthenticatorFunc(func(r *http.Request) (*auth.User, bool, error) {
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 			c := r.TLS.PeerCertificates[0]
 			if s.nodes.Revoked(pki.UIDOf(c), c.SerialNumber.String()) {
 				return nil, false, fmt.Errorf("%w: %s", pki.ErrRevoked, c.Subject.CommonName)
+			}
+			if _, dead := s.nodes.Dead(pki.UIDOf(c)); dead {
+				return nil, false, fmt.Errorf("%w: %s was declared dead", pki.ErrRevoked, c.Subject.CommonName)
 			}
 		}
 		return inner.Authenticate(r)
@@ -283,20 +345,34 @@ func (s *Server) components() []leader.Component {
 			return nil
 		},
 	}}
+	list = append(list, s.votersComponent())
 	service := netip.MustParsePrefix("10.43.0.0/16")
 	if len(s.cfg.ServiceCIDRs) > 0 {
 		service = s.cfg.ServiceCIDRs[0]
 	}
+	dns := nodeapi.DNSAddress(service)
 	return append(list, controllers.All(controllers.Config{
-		Store: s.store, Leases: s.nodes.Leases(), LeaderZone: s.cfg.Zone, ServiceCIDR: service, Servers: s.addresses,
-		CAPEM: s.ca.PEM(), Events: s.sink, Clock: s.cfg.Clock, Log: s.log, Metrics: s.cfg.Metrics,
+		Store: s.store, Profiles: s.cfg.Profiles, Leases: s.nodes.Leases(), LeaderZone: s.cfg.Zone, ServiceCIDR: service, DNS: dns, Servers: s.addresses,
+		CAPEM: s.ca.PEM(), Events: s.sink, Clock: s.guard, Trust: s.clockTrusted, Log: s.log, Metrics: s.cfg.Metrics, Rand: s.cfg.Rand,
 	})...)
 }
 
 // Run serves until ctx ends, then stops everything and closes the state.
 func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := s.afterHandOver(ctx)
+	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.port.Run(ctx) })
+	s.tellSite()
+	g.Go(func() error { return s.mesh.Run(ctx) })
+	g.Go(func() error { return s.announce(ctx) })
+	g.Go(func() error {
+		if s.WaitReady(ctx) == nil {
+			s.api.CaughtUp()
+			s.nodes.TellRanges()
+		}
+		return nil
+	})
 	g.Go(func() error { return s.nodes.Run(ctx) })
 	g.Go(func() error { return s.watchClock(ctx) })
 	g.Go(func() error { return leader.Run(ctx, s.raft, s.log.With("part", "leader"), s.comps...) })
@@ -328,138 +404,79 @@ func (s *Server) Run(ctx context.Context) error {
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	return errors.Join(err, s.port.Close(), s.raft.Close())
+	s.forward.close()
+	return errors.Join(err, s.port.Close(), s.close())
 }
 
-// JoinLine makes a single-use join line for a node (the one in this process,
-// for example).
+// JoinLine makes a join line for a node (the one in this process, for
+// example), or for a server.
 func (s *Server) JoinLine(ctx context.Context, o nodeapi.TokenOptions) (pki.JoinLine, error) {
-	return s.nodes.CreateToken(ctx, o, s.cfg.Advertise)
+	return s.nodes.CreateToken(ctx, o, nil)
 }
 
-// WaitReady returns once this cluster has a leader that is ready.
+// WaitReady returns once the cluster has a leader, and this server what the
+// leader had then.
 func (s *Server) WaitReady(ctx context.Context) error {
-	_, err := s.raft.WaitLeading(ctx)
-	return err
+	for {
+		_, changed := s.raft.Leader()
+		if err := s.writes.Barrier(ctx); err == nil || s.raft.Err() != nil {
+			return errors.Join(s.raft.Err(), ctx.Err())
+		}
+		t := time.NewTimer(time.Second)
+		select {
+		case <-changed:
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+		t.Stop()
+	}
 }
+
+// Consensus is this server's share of the replicated state, to be looked at.
+func (s *Server) Consensus() *consensus.Node { return s.raft }
+
+// Store is the typed store over it.
+func (s *Server) Store() *registry.Registry { return s.store }
 
 // ClusterID of the cluster.
 func (s *Server) ClusterID() string { return s.ca.ClusterID() }
 
 func (s *Server) ready(context.Context) error {
-	if _, leading := s.raft.Leadership(); !leading {
+	if _, leading := s.raft.Leadership(); leading {
+		return nil
+	}
+	if id, _ := s.raft.Leader(); id == "" || id == s.raft.ServerID() {
 		return errors.New("no leader yet")
 	}
 	return nil
 }
 
 // addresses are the endpoints of default/kubernetes, which may not be
-// loopback addresses.
+// loopback addresses: one of each server.
 func (s *Server) addresses() []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, a := range append(slices.Clone(s.cfg.Advertise), net.JoinHostPort(s.cfg.Fallback, s.ownPort())) {
-		if ap, err := netip.ParseAddrPort(a); err == nil && !ap.Addr().IsLoopback() {
-			return append(out, ap)
-		}
-	}
-	return out
-}
-
-// issuer loads or makes the key that signs ServiceAccount tokens.
-func (s *Server) issuer(dir string) (*auth.Issuer, error) {
-	key, err := loadOrCreateKey(filepath.Join(dir, "service-account.key"))
-	if err != nil {
-		return nil, err
-	}
-	return auth.NewIssuer(auth.IssuerConfig{Key: key, Clock: s.cfg.Clock})
-}
-
-func loadOrCreateKey(path string) (*ecdsa.PrivateKey, error) {
-	b, err := os.ReadFile(path)
-	if err == nil {
-		if block, _ := pem.Decode(b); block != nil {
-			if k, err := x509.ParseECPrivateKey(block.Bytes); err == nil {
-				return k, nil
+	add := func(addrs []string) {
+		for _, a := range addrs {
+			if ap, err := netip.ParseAddrPort(a); err == nil && !ap.Addr().IsLoopback() {
+				if !slices.Contains(out, ap) {
+					out = append(out, ap)
+				}
+				return
 			}
 		}
-		// Damaged: tokens are re-issued on their own, so a new key mends it.
-		if _, err := atomicfile.Quarantine(path); err != nil {
-			return nil, err
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read key: %w", err)
 	}
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make key: %w", err)
-	}
-	der, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		return nil, fmt.Errorf("encode key: %w", err)
-	}
-	return k, atomicfile.WriteRaw(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
-}
-
-// loadSealer reads or makes the key that seals Secrets. It lies beside the
-// state and never passes through Raft, so that log, snapshots and backups
-// hold no Secret in clear. It is kept twice: without it the Secrets are lost.
-func loadSealer(path string) (*registry.Sealer, error) {
-	var key []byte
-	good := 0
-	copies := []string{path, path + ".copy"}
-	for _, p := range copies {
-		b, err := atomicfile.Read(p)
-		switch {
-		case err == nil && len(b) == registry.SealKeySize:
-			key = b
-			good++
-		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, atomicfile.ErrCorrupt):
-			return nil, fmt.Errorf("seal key: %w", err)
+	advertise, fallback, _ := s.place.get()
+	add(append(advertise, net.JoinHostPort(fallback, s.ownPort())))
+	l := s.servers()
+	for _, id := range sortedKeys(l.entries) {
+		if id != s.raft.ServerID() {
+			add(l.entries[id].Addresses)
 		}
 	}
-	if key == nil {
-		key = make([]byte, registry.SealKeySize)
-		if _, err := rand.Read(key); err != nil {
-			return nil, fmt.Errorf("random: %w", err)
-		}
-	}
-	for i := 0; good < len(copies) && i < len(copies); i++ {
-		if err := atomicfile.Write(copies[i], key, 0o600); err != nil {
-			return nil, fmt.Errorf("seal key: %w", err)
-		}
-	}
-	return registry.NewSealer(key)
-}
-
-// loadIdentity reads or makes the ids of this server and of a new cluster.
-// They are kept twice, since nothing else can replace them.
-func loadIdentity(dir string) (identity, error) {
-	copies := []string{filepath.Join(dir, "server-id"), filepath.Join(dir, "server-id.copy")}
-	var found []byte
-	good := 0
-	for _, p := range copies {
-		b, err := atomicfile.Read(p)
-		switch {
-		case err == nil && len(b) == 64:
-			found = b
-			good++
-		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, atomicfile.ErrCorrupt):
-			return identity{}, fmt.Errorf("server id: %w", err)
-		}
-	}
-	if found == nil {
-		var r [32]byte
-		if _, err := rand.Read(r[:]); err != nil {
-			return identity{}, fmt.Errorf("random: %w", err)
-		}
-		found = []byte(hex.EncodeToString(r[:]))
-	}
-	for i := 0; good < len(copies) && i < len(copies); i++ {
-		if err := atomicfile.Write(copies[i], found, 0o600); err != nil {
-			return identity{}, fmt.Errorf("server id: %w", err)
-		}
-	}
-	return identity{server: string(found[:32]), cluster: string(found[32:])}, nil
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return out
 }
 
 func hosts(addresses []string) []string {

@@ -6,16 +6,14 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"fmt"
+	"net"
+	"strconv"
 	"sync"
-	"time"
 
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/gossip"
 	"github.com/dunlin-project/dunlin/wire"
 )
-
-// epoch is the recovery epoch of this cluster.
-const epoch = 1
 
 // zone is the site of this server.
 func (s *Server) zone() string {
@@ -69,14 +67,29 @@ func (s *Server) RunGossip(ctx context.Context) error {
 	return s.cfg.Gossip.Run(ctx, gossip.Self{
 		Cluster: s.ca.ClusterID(), Key: key, Boot: 1,
 		Wanted: func() gossip.Wanted {
-			w := gossip.Wanted{Site: s.zone(), Epoch: epoch}
+			w := gossip.Wanted{Site: s.zone(), Epoch: s.raft.Epoch()}
 			// No quorum, or no kube-system yet: asked again.
 			if ring, err := s.nodes.Keyring(ctx, w.Site); err == nil {
-				w.Keyring, w.Seeds = ring, s.nodes.Seeds(w.Site)
+				w.Keyring, w.Seeds = ring, append(s.nodes.Seeds(w.Site), s.serverSeeds()...)
 			}
 			return w
 		},
 	})
+}
+
+// serverSeeds are where the other servers gossip, if they do at the usual
+// port: before there is a node, nobody else could tell.
+func (s *Server) serverSeeds() []string {
+	var out []string
+	for id, addrs := range s.book.All() {
+		if id == s.raft.ServerID() {
+			continue
+		}
+		for _, h := range hosts(addrs) {
+			out = append(out, net.JoinHostPort(h, strconv.Itoa(gossip.Port)))
+		}
+	}
+	return out
 }
 
 // fence counts who has seen a higher recovery epoch.
@@ -106,40 +119,8 @@ func (f *fence) claims(node string, nodes int) bool {
 // it.
 func (s *Server) higherEpoch(node string, seen uint64) {
 	enough := s.fence.claims(node, s.nodes.Count())
-	s.log.Error("a node has seen a later recovery of this cluster", "node", node, "epoch", seen, "ours", uint64(epoch), "stopping", enough)
+	s.log.Error("a node has seen a later recovery of this cluster", "node", node, "epoch", seen, "ours", s.raft.Epoch(), "stopping", enough)
 	if enough {
-		s.raft.Halt(fmt.Errorf("this server is from before a recovery of the cluster (epoch %d, nodes have seen %d): remove its state and join it to the recovered servers", epoch, seen))
-	}
-}
-
-// watchClock says when the clock jumps, and when it is believed again, and
-// keeps it, once a day.
-func (s *Server) watchClock(ctx context.Context) error {
-	t := time.NewTicker(10 * time.Second)
-	defer t.Stop()
-	said, warned := false, false
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		}
-		switch err := s.guard.Check(); {
-		case err != nil && !said:
-			said = true
-			s.log.Error("no certificates are issued", "error", err)
-		case err == nil && said:
-			said = false
-			s.log.Info("the clock is believed again", "now", s.cfg.Clock.Now())
-		case err == nil:
-			if err := s.floor.Believe(); err != nil && !warned {
-				warned = true
-				s.log.Warn("the time is not kept for the next start", "error", err)
-			}
-			if err := s.writeAdmin(); err != nil && !warned {
-				warned = true
-				s.log.Warn("the administrator's kubeconfig is not renewed", "error", err)
-			}
-		}
+		s.raft.Halt(fmt.Errorf("this server is from before a recovery of the cluster (epoch %d, nodes have seen %d): remove its state and join it to the recovered servers", s.raft.Epoch(), seen))
 	}
 }

@@ -34,11 +34,23 @@ func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	return d.p.queue.GetBroadcasts(overhead, limit)
 }
 
-// LocalState implements memberlist.Delegate.
-func (*delegate) LocalState(bool) []byte { return nil }
+// LocalState implements memberlist.Delegate: it goes along when two members
+// compare what they know, at a join and every few minutes.
+func (d *delegate) LocalState(bool) []byte {
+	if d.p.c.Servers == nil {
+		return nil
+	}
+	return d.p.c.Servers.encode()
+}
 
 // MergeRemoteState implements memberlist.Delegate.
-func (*delegate) MergeRemoteState([]byte, bool) {}
+func (d *delegate) MergeRemoteState(b []byte, _ bool) {
+	if d.p.c.Servers != nil && len(b) > 0 {
+		for id, record := range d.p.c.Servers.merge(b) {
+			d.p.tellServer(id, record)
+		}
+	}
+}
 
 // NotifyAlive implements memberlist.AliveDelegate: an error keeps the member
 // out.

@@ -63,6 +63,9 @@ type Config struct {
 	// when no incarnation of a node is alive any more. They must not block.
 	Changed func()
 	Failed  func(nodeID string)
+	// Servers is what is known of where the cluster's servers are; members tell
+	// each other. nil takes no part in it.
+	Servers *ServerBook
 	// Message receives what Send and Broadcast carry. from is the sender's
 	// address on the network, for answers. It must not block or keep b.
 	Message func(kind byte, b []byte)
@@ -75,6 +78,9 @@ type Member struct {
 	Boot   uint64
 	Addr   netip.AddrPort
 }
+
+// name is what the member is called in the pool (see splitName).
+func (m Member) name() string { return m.NodeID + "." + strconv.FormatUint(m.Boot, 10) }
 
 // Pool is the membership of one site.
 type Pool struct {
@@ -94,8 +100,10 @@ type Pool struct {
 	saved  []string
 	closed bool
 
-	queue memberlist.TransmitLimitedQueue
-	seen  seenMessages
+	queue  memberlist.TransmitLimitedQueue
+	seen   seenMessages
+	checks *checks
+	doubts chan string
 }
 
 // Label is what keeps pools apart: packets of another cluster, site or
@@ -130,9 +138,9 @@ func New(c Config) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{c: c, id: id, name: id + "." + strconv.FormatUint(c.Boot, 10), ring: ring,
-		alive: map[string]map[string]Member{}, dirty: make(chan struct{}, 1)}
-	logger := newLogger(c.Log)
+	p := &Pool{c: c, id: id, name: Member{NodeID: id, Boot: c.Boot}.name(), ring: ring,
+		alive: map[string]map[string]Member{}, dirty: make(chan struct{}, 1), checks: newChecks(), doubts: make(chan string, 16)}
+	logger := newLogger(c.Log, p.doubt)
 	transport := c.Transport
 	if transport == nil {
 		if transport, err = listen(c, logger); err != nil {
@@ -166,6 +174,7 @@ func New(c Config) (*Pool, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	p.wg.Go(func() { p.loop(ctx) })
+	p.wg.Go(func() { p.doubted(ctx) })
 	return p, nil
 }
 
@@ -277,8 +286,17 @@ func (p *Pool) Send(nodeID string, kind byte, b []byte) error {
 	if len(b) > MaxMessage {
 		return fmt.Errorf("gossip: message of %d bytes, limit %d", len(b), MaxMessage)
 	}
-	name := nodeID + "." + strconv.FormatUint(m.Boot, 10)
-	return p.ml.SendToAddress(memberlist.Address{Addr: m.Addr.String(), Name: name}, encodeDirect(kind, b))
+	return p.sendUDP(m, encodeDirect(kind, b))
+}
+
+// sendUDP and sendTCP go by what we noted of a member: memberlist changes its
+// own records at any time.
+func (p *Pool) sendUDP(m Member, b []byte) error {
+	return p.ml.SendToAddress(memberlist.Address{Addr: m.Addr.String(), Name: m.name()}, b)
+}
+
+func (p *Pool) sendTCP(m Member, b []byte) error {
+	return p.ml.SendReliable(&memberlist.Node{Name: m.name(), Addr: m.Addr.Addr().AsSlice(), Port: m.Addr.Port()}, b)
 }
 
 // Broadcast spreads a small message to every other member: each passes it on
@@ -292,6 +310,14 @@ func (p *Pool) Broadcast(subject string, kind byte, b []byte) error {
 	p.seen.first(msg)
 	p.spread(subject, msg)
 	return nil
+}
+
+// tellServer spreads one record of the ServerBook. Who misses it hears it when
+// members next compare what they know.
+func (p *Pool) tellServer(id string, record []byte) {
+	if err := p.Broadcast("server/"+id[:min(len(id), maxSubject-7)], kindServer, record); err != nil {
+		p.c.Log.Debug("where a server is was not spread", "server", id, "error", err)
+	}
 }
 
 // SetKeyring replaces the keys: new ones are added, the first becomes
@@ -351,11 +377,14 @@ const (
 	rejoinFirst = time.Second
 	rejoinMax   = time.Minute
 	rejoinSeeds = 3
+	// firstSave is how long members have to turn up before the first of them
+	// are kept for the next start.
+	firstSave = 30 * time.Second
 )
 
 func (p *Pool) loop(ctx context.Context) {
 	wait := rejoinFirst
-	lastSave := time.Time{}
+	lastSave := time.Now().Add(min(firstSave, p.c.SaveInterval) - p.c.SaveInterval)
 	t := time.NewTimer(rand.N(rejoinFirst))
 	defer t.Stop()
 	for {

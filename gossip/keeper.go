@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -62,13 +64,17 @@ type Keeper struct {
 	log *slog.Logger
 
 	handlers map[byte]func([]byte) // set before Run
+	servers  ServerBook
 	failed   []func(string)
 	started  []func()
 
 	mu   sync.Mutex
+	addr netip.Addr // where the pool shall be
 	pool *Pool
-	now  Wanted // what pool is of
-	told string // why there is none
+	now  Wanted     // what pool is of ...
+	at   netip.Addr // ... and where it listens
+	met  []string   // members of the pool before
+	told string     // why there is none
 	next time.Time
 	n    uint64 // pools started in this boot
 }
@@ -84,7 +90,7 @@ func NewKeeper(c KeeperConfig) *Keeper {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{c: c, log: c.Log, handlers: map[byte]func([]byte){}}
+	return &Keeper{c: c, log: c.Log, addr: c.Advertise, handlers: map[byte]func([]byte){}}
 }
 
 // Handle names who takes messages of one kind; before Run only. f must not
@@ -117,7 +123,8 @@ func (k *Keeper) Run(ctx context.Context, s Self) error {
 func (k *Keeper) step(s Self) {
 	w := s.Wanted()
 	p, now := k.current()
-	if p != nil && (len(w.Keyring) == 0 || w.Site != now.Site || w.Epoch != now.Epoch) {
+	if p != nil && (len(w.Keyring) == 0 || w.Site != now.Site || w.Epoch != now.Epoch || k.elsewhere()) {
+		k.remember(p)
 		k.stop()
 		p = nil
 	}
@@ -142,11 +149,14 @@ func (k *Keeper) start(s Self, w Wanted) {
 	if wait {
 		return
 	}
+	k.mu.Lock()
+	addr, met := k.addr, k.met
+	k.mu.Unlock()
 	c := Config{
 		Cluster: s.Cluster, Epoch: w.Epoch, Site: w.Site, Key: s.Key, Keyring: w.Keyring,
 		Boot: s.Boot<<16 | k.n&0xffff, // a pool that is entered again needs a new name
-		Bind: netip.AddrPortFrom(k.c.Advertise, k.c.Port), Advertise: netip.AddrPortFrom(k.c.Advertise, k.c.Port),
-		Seeds:     func() []string { return append(k.savedSeeds(), s.Wanted().Seeds...) },
+		Bind: netip.AddrPortFrom(addr, k.c.Port), Advertise: netip.AddrPortFrom(addr, k.c.Port), Servers: &k.servers,
+		Seeds:     func() []string { return append(append(k.savedSeeds(), met...), s.Wanted().Seeds...) },
 		SaveSeeds: k.saveSeeds, Message: k.message, Failed: k.fail, Changed: k.changed, Log: k.log,
 	}
 	if k.c.Transport != nil {
@@ -170,6 +180,9 @@ func (k *Keeper) start(s Self, w Wanted) {
 		return
 	}
 	k.set(p, w)
+	k.mu.Lock()
+	k.at = addr
+	k.mu.Unlock()
 	k.log.Info("gossip started", "site", w.Site, "address", p.Addr().String())
 	for _, f := range k.started {
 		f()
@@ -187,6 +200,47 @@ func (k *Keeper) stop() {
 	}
 }
 
+// SetAddress moves this member to another address of the machine: its pool
+// starts there under a new name, and finds back through those it had met.
+func (k *Keeper) SetAddress(a netip.Addr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.addr = a
+	k.next = time.Time{} // where it could not start before, it may here
+}
+
+func (k *Keeper) elsewhere() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.addr != k.at
+}
+
+// remember keeps some members as seeds of the next pool.
+func (k *Keeper) remember(p *Pool) {
+	var met []string
+	for _, m := range p.Members() {
+		if m.NodeID != p.NodeID() && len(met) < maxSeeds {
+			met = append(met, m.Addr.String())
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.met = met
+}
+
+// SetServer says where the server of this process is, for the other members.
+func (k *Keeper) SetServer(id string, addrs []string) {
+	if b := k.servers.set(id, addrs); b != nil {
+		if p, _ := k.current(); p != nil {
+			p.tellServer(id, b)
+		}
+	}
+}
+
+// Servers are the addresses of servers that members told of, by id. They are
+// hints: whoever is there must prove to be that server.
+func (k *Keeper) Servers() map[string][]string { return k.servers.All() }
+
 func (k *Keeper) current() (*Pool, Wanted) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -200,6 +254,10 @@ func (k *Keeper) set(p *Pool, w Wanted) {
 }
 
 func (k *Keeper) message(kind byte, b []byte) {
+	if kind == kindServer {
+		k.servers.merge(b)
+		return
+	}
 	if f := k.handlers[kind]; f != nil {
 		f(b)
 	}
@@ -242,7 +300,11 @@ func (k *Keeper) saveSeeds(list []string) {
 	if old, err := atomicfile.Read(k.c.SeedFile); err == nil && bytes.Equal(old, b) {
 		return
 	}
-	if err := atomicfile.Write(k.c.SeedFile, b, 0o600); err != nil {
+	err := os.MkdirAll(filepath.Dir(k.c.SeedFile), 0o700) // a server without a node has no such folder yet
+	if err == nil {
+		err = atomicfile.Write(k.c.SeedFile, b, 0o600)
+	}
+	if err != nil {
 		k.log.Warn("gossip seeds not kept", "error", err)
 	}
 }

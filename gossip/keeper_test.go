@@ -130,7 +130,7 @@ func TestKeeperFollowsKeysAndSite(t *testing.T) {
 		for _, k := range ks {
 			k.stop()
 		}
-		time.Sleep(time.Minute) // memberlist's last timers
+		time.Sleep(5 * time.Minute) // memberlist's last timers
 		if b, err := os.ReadFile(filepath.Join(dir, simAddr(1).Addr().String())); err != nil || !strings.Contains(string(b), simAddr(0).String()) {
 			t.Fatalf("seeds %q, %v", b, err)
 		}

@@ -73,6 +73,15 @@ func (p *Pool) receive(b []byte) {
 		}
 		p.spread(m.subject, slices.Clone(b)) // memberlist reuses b
 	}
+	switch {
+	case m.spread:
+	case m.kind == kindAsk:
+		p.asked(m.body)
+		return
+	case m.kind == kindAnswer:
+		p.answered(m.body)
+		return
+	}
 	if p.c.Message != nil {
 		p.c.Message(m.kind, m.body)
 	}

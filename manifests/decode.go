@@ -327,7 +327,7 @@ func (d *decoder) unknownKind(n *node, path string, gvk schema.GroupVersionKind)
 			}
 		}
 	}
-	hint := "see dunlin api-resources for what is served"
+	hint := "'dunlin api-resources' lists what is served"
 	if len(near) > 0 {
 		hint = "did you mean " + strings.Join(near, " or ") + "?"
 	}

@@ -3,9 +3,12 @@ package manifests
 import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -29,6 +32,14 @@ func Default(obj runtime.Object) {
 	case *appsv1.ReplicaSet:
 		setDefault(&o.Spec.Replicas, 1)
 		defaultPodSpec(&o.Spec.Template.Spec)
+	case *appsv1.DaemonSet:
+		defaultDaemonSet(o)
+	case *appsv1.StatefulSet:
+		defaultStatefulSet(o)
+	case *batchv1.Job:
+		defaultJob(o)
+	case *batchv1.CronJob:
+		defaultCronJob(o)
 	case *corev1.ReplicationController:
 		defaultReplicationController(o)
 	case *corev1.Service:
@@ -58,6 +69,23 @@ func Default(obj runtime.Object) {
 		roundResources(o.Spec.Hard, o.Status.Hard, o.Status.Used)
 	case *schedulingv1.PriorityClass:
 		setDefault(&o.PreemptionPolicy, corev1.PreemptLowerPriority)
+	case *networkingv1.IngressClass:
+		if o.Spec.Parameters != nil {
+			setDefault(&o.Spec.Parameters.Scope, networkingv1.IngressClassParametersReferenceScopeCluster)
+		}
+	case *corev1.PersistentVolume:
+		defaultVolumeObject(o)
+	case *corev1.PersistentVolumeClaim:
+		setZero(&o.Status.Phase, corev1.ClaimPending)
+		defaultClaim(&o.Spec)
+		roundResources(o.Status.Capacity, o.Status.AllocatedResources)
+	case *storagev1.StorageClass:
+		setDefault(&o.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
+		setDefault(&o.VolumeBindingMode, storagev1.VolumeBindingImmediate)
+	case *storagev1.CSIDriver:
+		defaultDriver(&o.Spec)
+	case *storagev1.VolumeAttachment:
+		defaultInlineVolume(o.Spec.Source.InlineVolumeSpec)
 	case *authenticationv1.TokenRequest:
 		setDefault(&o.Spec.ExpirationSeconds, 3600)
 	}

@@ -165,9 +165,7 @@ func defaultVolume(v *corev1.Volume) {
 		defaultProjected(s.Projected)
 	}
 	if s.Ephemeral != nil && s.Ephemeral.VolumeClaimTemplate != nil {
-		c := &s.Ephemeral.VolumeClaimTemplate.Spec
-		setDefault(&c.VolumeMode, corev1.PersistentVolumeFilesystem)
-		roundResources(c.Resources.Limits, c.Resources.Requests)
+		defaultClaim(&s.Ephemeral.VolumeClaimTemplate.Spec)
 	}
 	defaultForeignVolume(s)
 }
@@ -199,15 +197,19 @@ func defaultForeignVolume(s *corev1.VolumeSource) {
 		setZero(&s.RBD.Keyring, "/etc/ceph/keyring")
 	}
 	if s.AzureDisk != nil {
-		setDefault(&s.AzureDisk.CachingMode, corev1.AzureDataDiskCachingReadWrite)
-		setDefault(&s.AzureDisk.FSType, "ext4")
-		setDefault(&s.AzureDisk.ReadOnly, false)
-		setDefault(&s.AzureDisk.Kind, corev1.AzureSharedBlobDisk)
+		defaultAzureDisk(s.AzureDisk)
 	}
 	if s.ScaleIO != nil {
 		setZero(&s.ScaleIO.StorageMode, "ThinProvisioned")
 		setZero(&s.ScaleIO.FSType, "xfs")
 	}
+}
+
+func defaultAzureDisk(d *corev1.AzureDiskVolumeSource) {
+	setDefault(&d.CachingMode, corev1.AzureDataDiskCachingReadWrite)
+	setDefault(&d.FSType, "ext4")
+	setDefault(&d.ReadOnly, false)
+	setDefault(&d.Kind, corev1.AzureSharedBlobDisk)
 }
 
 // pullPolicy is Always for the tag "latest", named or implied, and

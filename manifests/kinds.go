@@ -7,12 +7,16 @@ import (
 	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -86,7 +90,7 @@ func returned(k *Kind)              { k.ReturnDeleted = true }
 func soft(k *Kind)                  { k.Soft = true }
 
 var table = sync.OnceValue(func() []*Kind {
-	core, apps := corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion
+	core, apps, storage := corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, storagev1.SchemeGroupVersion
 	return []*Kind{
 		kind[corev1.Namespace, corev1.NamespaceList](core, "Namespace", "namespaces", "namespace", short("ns"), cluster, status),
 		kind[corev1.Node, corev1.NodeList](core, "Node", "nodes", "node", short("no"), cluster, status),
@@ -101,13 +105,28 @@ var table = sync.OnceValue(func() []*Kind {
 		kind[corev1.ReplicationController, corev1.ReplicationControllerList](core, "ReplicationController", "replicationcontrollers", "replicationcontroller", short("rc"), all, spec, status, scale),
 		kind[corev1.ResourceQuota, corev1.ResourceQuotaList](core, "ResourceQuota", "resourcequotas", "resourcequota", short("quota"), status, returned),
 		kind[corev1.LimitRange, corev1.LimitRangeList](core, "LimitRange", "limitranges", "limitrange", short("limits")),
+		kind[corev1.PersistentVolume, corev1.PersistentVolumeList](core, "PersistentVolume", "persistentvolumes", "persistentvolume", short("pv"), cluster, status, returned),
+		kind[corev1.PersistentVolumeClaim, corev1.PersistentVolumeClaimList](core, "PersistentVolumeClaim", "persistentvolumeclaims", "persistentvolumeclaim", short("pvc"), status, returned),
 		kind[appsv1.ReplicaSet, appsv1.ReplicaSetList](apps, "ReplicaSet", "replicasets", "replicaset", short("rs"), all, spec, status, scale),
 		kind[appsv1.Deployment, appsv1.DeploymentList](apps, "Deployment", "deployments", "deployment", short("deploy"), all, spec, status, scale),
 		kind[appsv1.ControllerRevision, appsv1.ControllerRevisionList](apps, "ControllerRevision", "controllerrevisions", "controllerrevision"),
+		kind[appsv1.DaemonSet, appsv1.DaemonSetList](apps, "DaemonSet", "daemonsets", "daemonset", short("ds"), all, spec, status),
+		kind[appsv1.StatefulSet, appsv1.StatefulSetList](apps, "StatefulSet", "statefulsets", "statefulset", short("sts"), all, spec, status, scale),
+		kind[batchv1.Job, batchv1.JobList](batchv1.SchemeGroupVersion, "Job", "jobs", "job", all, spec, status),
+		kind[batchv1.CronJob, batchv1.CronJobList](batchv1.SchemeGroupVersion, "CronJob", "cronjobs", "cronjob", short("cj"), all, spec, status),
+		kind[policyv1.PodDisruptionBudget, policyv1.PodDisruptionBudgetList](policyv1.SchemeGroupVersion, "PodDisruptionBudget", "poddisruptionbudgets", "poddisruptionbudget", short("pdb"), spec, status),
 		kind[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](discoveryv1.SchemeGroupVersion, "EndpointSlice", "endpointslices", "endpointslice", spec),
+		kind[networkingv1.Ingress, networkingv1.IngressList](networkingv1.SchemeGroupVersion, "Ingress", "ingresses", "ingress", short("ing"), spec, status),
+		kind[networkingv1.IngressClass, networkingv1.IngressClassList](networkingv1.SchemeGroupVersion, "IngressClass", "ingressclasses", "ingressclass", cluster, spec),
 		kind[coordinationv1.Lease, coordinationv1.LeaseList](coordinationv1.SchemeGroupVersion, "Lease", "leases", "lease"),
 		kind[nodev1.RuntimeClass, nodev1.RuntimeClassList](nodev1.SchemeGroupVersion, "RuntimeClass", "runtimeclasses", "runtimeclass", cluster),
 		kind[schedulingv1.PriorityClass, schedulingv1.PriorityClassList](schedulingv1.SchemeGroupVersion, "PriorityClass", "priorityclasses", "priorityclass", short("pc"), cluster, spec),
+		kind[storagev1.StorageClass, storagev1.StorageClassList](storage, "StorageClass", "storageclasses", "storageclass", short("sc"), cluster, returned),
+		kind[storagev1.CSIDriver, storagev1.CSIDriverList](storage, "CSIDriver", "csidrivers", "csidriver", cluster, returned),
+		kind[storagev1.CSINode, storagev1.CSINodeList](storage, "CSINode", "csinodes", "csinode", cluster, status, returned),
+		kind[storagev1.CSIStorageCapacity, storagev1.CSIStorageCapacityList](storage, "CSIStorageCapacity", "csistoragecapacities", "csistoragecapacity"),
+		kind[storagev1.VolumeAttachment, storagev1.VolumeAttachmentList](storage, "VolumeAttachment", "volumeattachments", "volumeattachment", cluster, status, returned),
+		kind[storagev1.VolumeAttributesClass, storagev1.VolumeAttributesClassList](storage, "VolumeAttributesClass", "volumeattributesclasses", "volumeattributesclass", short("vac"), cluster, returned),
 		kind[eventsv1.Event, eventsv1.EventList](eventsv1.SchemeGroupVersion, "Event", "events", "event", short("ev"), soft,
 			func(k *Kind) { k.AliasOf = schema.GroupKind{Kind: "Event"} }),
 	}

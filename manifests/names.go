@@ -1,5 +1,7 @@
 package manifests
 
+import "github.com/dunlin-project/dunlin/internal/outbound"
+
 // Labels, annotations, taints and finalizers of ours.
 const (
 	Prefix = "dunlin.dev/"
@@ -17,12 +19,50 @@ const (
 	// a static pod: the manifest's hash and where it came from.
 	AnnotationConfigHash   = Prefix + "config.hash"
 	AnnotationConfigSource = Prefix + "config.source"
-	// AnnotationStopDeadline on a Pod: how long it may run without contact
-	// (a Go duration), for at-most-one pods. Absent: for ever.
+	// AnnotationStopDeadline on a Pod: it stops by itself when its node has
+	// been without contact for that long (a Go duration), and is then not
+	// started again offline. Absent: it runs on.
 	AnnotationStopDeadline = Prefix + "stop-deadline"
-	// AnnotationDisconnectPolicy on a Pod or template overrides what happens
-	// to it when its node loses contact.
-	AnnotationDisconnectPolicy = Prefix + "disconnect-policy"
+	// AnnotationReplaceAfter on a Pod: how long after its node was given up it
+	// is replaced (a Go duration), or "never". Absent: by its controller's kind.
+	AnnotationReplaceAfter = Prefix + "replace-after"
+	// AnnotationOnReturn on a Pod: which of it and its replacement is kept when
+	// its node is back: original, replacement or better. Absent: original.
+	AnnotationOnReturn = Prefix + "on-return"
+	// AnnotationAutoRollback on a Deployment: "true" goes back to the last
+	// revision that was rolled out completely when a new one exceeds its
+	// progress deadline; a percentage does so also as soon as so many of the
+	// new pods fail again and again.
+	AnnotationAutoRollback = Prefix + "auto-rollback"
+	// AnnotationRolledBack on a Deployment: the last such rollback (JSON);
+	// AnnotationGoodRevision on a ReplicaSet: the revision as which it was
+	// rolled out completely.
+	AnnotationRolledBack   = Prefix + "rolled-back"
+	AnnotationGoodRevision = Prefix + "good-revision"
+
+	// AnnotationOutbound on a Pod: what its Wasm guests may connect to, as
+	// HOST:PORT entries (package outbound). Absent: nothing.
+	AnnotationOutbound = outbound.Annotation
+	// AnnotationSSLRedirect on an Ingress: "true" answers HTTP with a redirect
+	// to HTTPS, for hosts in spec.tls; ACME's challenges are still answered.
+	AnnotationSSLRedirect = Prefix + "ssl-redirect"
+	// AnnotationBackendTimeout on an Ingress: how long a backend may take to
+	// begin its answer (a Go duration). Absent: 60s.
+	AnnotationBackendTimeout = Prefix + "backend-timeout"
+	// IngressClassName is the IngressClass that exists from the first start;
+	// IngressController is its controller: nodes themselves.
+	IngressClassName  = "dunlin"
+	IngressController = Prefix + "ingress"
+
+	// LabelIngress on a Node: "true" where Ingresses are served. Only users
+	// set it: it brings the private keys of spec.tls to the node.
+	LabelIngress = Prefix + "ingress"
+	// LabelDead on a Node: "true" when a user declared it dead ('dunlin node
+	// declare-dead').
+	LabelDead = Prefix + "declared-dead"
+	// LabelDuplicate on a Node: the boot id of another machine that has its
+	// key (a copied disk).
+	LabelDuplicate = Prefix + "duplicate-boot"
 
 	// LabelRuntimeWasm and LabelRuntimeOCI on a Node: "true" when it can run
 	// such pods.

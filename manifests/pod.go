@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // PodRequests is what a pod asks of a node: the sum of its containers and
@@ -40,6 +41,46 @@ func PodRequests(pod *corev1.Pod) corev1.ResourceList {
 	}
 	addResources(sum, spec.Overhead)
 	return sum
+}
+
+// ApplyLabelKeys writes matchLabelKeys and mismatchLabelKeys of a new pod's
+// affinity terms and spread constraints into their label selectors, with the
+// values that the pod's own labels have (KEP-3633, KEP-3243).
+func ApplyLabelKeys(pod *corev1.Pod) {
+	terms := func(required []corev1.PodAffinityTerm, preferred []corev1.WeightedPodAffinityTerm) {
+		for i := range required {
+			addLabelKeys(required[i].LabelSelector, pod.Labels, required[i].MatchLabelKeys, required[i].MismatchLabelKeys)
+		}
+		for i := range preferred {
+			t := &preferred[i].PodAffinityTerm
+			addLabelKeys(t.LabelSelector, pod.Labels, t.MatchLabelKeys, t.MismatchLabelKeys)
+		}
+	}
+	if a := pod.Spec.Affinity; a != nil && a.PodAffinity != nil {
+		terms(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+	}
+	if a := pod.Spec.Affinity; a != nil && a.PodAntiAffinity != nil {
+		terms(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+	}
+	for i := range pod.Spec.TopologySpreadConstraints {
+		c := &pod.Spec.TopologySpreadConstraints[i]
+		addLabelKeys(c.LabelSelector, pod.Labels, c.MatchLabelKeys, nil)
+	}
+}
+
+func addLabelKeys(s *metav1.LabelSelector, labels map[string]string, match, mismatch []string) {
+	if s == nil {
+		return // selects nothing, whatever the keys
+	}
+	add := func(keys []string, op metav1.LabelSelectorOperator) {
+		for _, k := range keys {
+			if v, ok := labels[k]; ok {
+				s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: k, Operator: op, Values: []string{v}})
+			}
+		}
+	}
+	add(match, metav1.LabelSelectorOpIn)
+	add(mismatch, metav1.LabelSelectorOpNotIn)
 }
 
 // IsRestartableInit says whether an init container is a sidecar: it keeps

@@ -1,10 +1,12 @@
 package manifests
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 func amounts(kv ...string) corev1.ResourceList {
@@ -82,5 +84,21 @@ func TestIsWasmImage(t *testing.T) {
 		if IsWasmImage(image) != want {
 			t.Errorf("%s: %v", image, !want)
 		}
+	}
+}
+
+func TestSysctlNames(t *testing.T) {
+	p := problems{}
+	p.sysctls(field.NewPath("sysctls"), []corev1.Sysctl{
+		{Name: "kernel.shmmax"}, {Name: "net/ipv4/ip_unprivileged_port_start"}, {Name: "safe-and-unsafe"},
+		{Name: ""}, {Name: "foo-"}, {Name: "bar.."}, {Name: "kernel.shmmax"},
+	})
+	want := []string{"FieldValueRequired sysctls[3].name", "FieldValueInvalid sysctls[4].name", "FieldValueInvalid sysctls[5].name", "FieldValueDuplicate sysctls[6].name"}
+	got := []string{}
+	for _, e := range p.list {
+		got = append(got, string(e.Type)+" "+e.Field)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

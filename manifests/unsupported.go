@@ -8,8 +8,10 @@ import (
 	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -32,18 +34,33 @@ func Unsupported(obj runtime.Object) (warnings []string, refused field.ErrorList
 		w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
 	case *appsv1.Deployment:
 		w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
+	case *appsv1.DaemonSet:
+		w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
+	case *appsv1.StatefulSet:
+		w.walk(specPath, reflect.ValueOf(o.Spec), "", statefulSetFields())
+		w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
+	case *batchv1.Job:
+		w.job(specPath, &o.Spec)
+	case *batchv1.CronJob:
+		w.job(specPath.Child("jobTemplate", "spec"), &o.Spec.JobTemplate.Spec)
 	case *corev1.ReplicationController:
 		if o.Spec.Template != nil {
 			w.podSpec(specPath.Child("template", "spec"), &o.Spec.Template.Spec)
 		}
 	case *corev1.Service:
 		w.walk(specPath, reflect.ValueOf(o.Spec), "", serviceFields())
+	case *networkingv1.Ingress:
+		w.walk(specPath, reflect.ValueOf(o.Spec), "", ingressFields())
 	case *corev1.ServiceAccount:
 		w.walk(nil, reflect.ValueOf(*o), "", serviceAccountFields())
 	case *coordinationv1.Lease:
 		w.walk(specPath, reflect.ValueOf(o.Spec), "", leaseFields())
 	case *corev1.Node:
 		w.walk(specPath, reflect.ValueOf(o.Spec), "", nodeFields())
+	case *corev1.PersistentVolume:
+		w.walk(specPath, reflect.ValueOf(o.Spec), "", persistentVolumeFields())
+	case *corev1.PersistentVolumeClaim:
+		w.walk(specPath, reflect.ValueOf(o.Spec), "", claimFields())
 	}
 	return w.warnings, w.refused
 }
@@ -185,6 +202,18 @@ func is(values ...string) func(reflect.Value, *walker) bool {
 	}
 }
 
+// anyOf allows what one of the rules allows.
+func anyOf(rules ...func(reflect.Value, *walker) bool) func(reflect.Value, *walker) bool {
+	return func(v reflect.Value, w *walker) bool {
+		for _, r := range rules {
+			if r(v, w) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
 // onlyWasm applies the verdict to pods of the Wasm runtime only.
 func onlyWasm(_ reflect.Value, w *walker) bool { return !w.wasm }
 
@@ -199,31 +228,26 @@ var podFields = sync.OnceValue(func() fieldTable {
 		"shareProcessNamespace":        {refuse: true, why: "containers of a pod do not share processes", unless: is("false")},
 		"os":                           {descend: true},
 		"os.name":                      {refuse: true, why: "only linux is supported", unless: is("linux")},
-		"dnsPolicy":                    {why: "not implemented, the node's resolver is used", unless: is("ClusterFirst", "Default")},
-		"dnsConfig":                    {why: "not implemented, the node's resolver is used"},
-		"imagePullSecrets":             {why: "not implemented, images are fetched without credentials"},
-		"hostAliases":                  {why: "not implemented, the names are not added to the pod's hosts file"},
-		"topologySpreadConstraints":    {why: "not implemented, ignored when the pod is placed"},
+		"dnsPolicy":                    {why: "a Wasm guest resolves no names", unless: anyOf(onlyWasm, is("ClusterFirst", "Default"))},
+		"dnsConfig":                    {why: "a Wasm guest resolves no names", unless: onlyWasm},
+		"imagePullSecrets":             implemented,
+		"hostAliases":                  {why: "a Wasm guest has no hosts file", unless: onlyWasm},
 		"setHostnameAsFQDN":            {why: "not implemented, the hostname stays short", unless: is("false")},
 		"hostnameOverride":             {why: "not implemented, the hostname is that of spec.hostname or the pod's name"},
 		"resourceClaims":               {refuse: true, why: "dynamic resource allocation is not implemented"},
 		"resources":                    {why: "requests count when the pod is placed, but pod-level limits are not enforced"},
 		"schedulingGroup":              {why: "not implemented, the pod is placed on its own"},
 
-		"affinity":                 {descend: true},
-		"affinity.nodeAffinity":    implemented,
-		"affinity.podAffinity":     {why: "not implemented, ignored when the pod is placed"},
-		"affinity.podAntiAffinity": {why: "not implemented, ignored when the pod is placed"},
-
 		"securityContext":                     {descend: true},
 		"securityContext.fsGroupChangePolicy": {why: "not implemented, ownership is always set", unless: is("Always")},
-		"securityContext.sysctls":             {refuse: true, why: "sysctls are not implemented: pods share the node's network namespace"},
+		"securityContext.sysctls":             {refuse: true, why: "a Wasm guest has no kernel parameters of its own", unless: onlyWasm},
 		"securityContext.seLinuxChangePolicy": {why: "not implemented, ignored"},
 		"volumes":                             {descend: true},
 	}
 	below(t, "", "restartPolicy", "terminationGracePeriodSeconds", "activeDeadlineSeconds", "nodeSelector", "serviceAccountName",
 		"serviceAccount", "nodeName", "hostNetwork", "hostname", "subdomain", "schedulerName", "tolerations", "priorityClassName",
-		"priority", "runtimeClassName", "enableServiceLinks", "preemptionPolicy", "overhead", "schedulingGates", "readinessGates")
+		"priority", "runtimeClassName", "enableServiceLinks", "preemptionPolicy", "overhead", "schedulingGates", "readinessGates",
+		"affinity", "topologySpreadConstraints")
 	below(t, "securityContext.", "runAsUser", "runAsGroup", "runAsNonRoot", "fsGroup", "supplementalGroups", "supplementalGroupsPolicy")
 	profiles(t)
 	volumeFieldsOf(t)
@@ -234,11 +258,11 @@ var podFields = sync.OnceValue(func() fieldTable {
 // security context.
 func profiles(t fieldTable) {
 	const sc = "securityContext."
-	t[sc+"seLinuxOptions"] = verdict{refuse: true, why: "SELinux labels are not implemented"}
+	t[sc+"seLinuxOptions"] = verdict{why: "SELinux labels are not implemented: without effect on a node without SELinux, refused by a node with it"}
 	t[sc+"windowsOptions"] = verdict{refuse: true, why: "only linux is supported"}
 	t[sc+"seccompProfile"] = verdict{descend: true}
-	t[sc+"seccompProfile.type"] = verdict{refuse: true, why: "only the built-in seccomp filter (RuntimeDefault) is supported", unless: is("RuntimeDefault")}
-	t[sc+"seccompProfile.localhostProfile"] = verdict{refuse: true, why: "only the built-in seccomp filter (RuntimeDefault) is supported"}
+	t[sc+"seccompProfile.type"] = verdict{refuse: true, why: "a Wasm guest always has the built-in seccomp filter (RuntimeDefault)", unless: anyOf(onlyWasm, is("RuntimeDefault"))}
+	t[sc+"seccompProfile.localhostProfile"] = verdict{refuse: true, why: "a Wasm guest always has the built-in seccomp filter (RuntimeDefault)", unless: onlyWasm}
 	t[sc+"appArmorProfile"] = verdict{refuse: true, why: "AppArmor profiles are not implemented", unless: func(v reflect.Value, _ *walker) bool {
 		return corev1.AppArmorProfileType(v.FieldByName("Type").String()) == corev1.AppArmorProfileTypeUnconfined
 	}}
@@ -248,9 +272,10 @@ func volumeFieldsOf(t fieldTable) {
 	const none = "this type of volume is not implemented"
 	for _, v := range reflect.VisibleFields(reflect.TypeFor[corev1.VolumeSource]()) {
 		name, _, _ := strings.Cut(v.Tag.Get("json"), ",")
-		t["volumes."+name] = verdict{refuse: true, why: none + "; implemented are emptyDir, configMap, secret, downwardAPI, projected and hostPath"}
+		t["volumes."+name] = verdict{refuse: true, why: none + "; implemented are emptyDir, configMap, secret, downwardAPI, projected, persistentVolumeClaim, ephemeral and hostPath"}
 	}
-	below(t, "volumes.", "name", "hostPath")
+	below(t, "volumes.", "name", "hostPath", "persistentVolumeClaim")
+	claimTemplate(t, "volumes.ephemeral")
 	for name, fields := range map[string][]string{
 		"emptyDir": {"medium"}, "configMap": {"name", "items", "defaultMode", "optional"},
 		"secret": {"secretName", "items", "defaultMode", "optional"}, "downwardAPI": {"items", "defaultMode"},
@@ -296,24 +321,27 @@ var containerFields = sync.OnceValue(func() fieldTable {
 		"volumeDevices": {refuse: true, why: "block devices are not implemented"},
 		"volumeMounts":  {descend: true},
 		"volumeMounts.mountPropagation": {
-			refuse: true, why: "mounts are not propagated", unless: is("None", "HostToContainer")},
+			refuse: true, why: "a Wasm guest makes no mounts", unless: anyOf(onlyWasm, is("None", "HostToContainer"))},
 		"volumeMounts.recursiveReadOnly": {
-			refuse: true, why: "not implemented: mounts below would stay writable", unless: is("Disabled", "IfPossible")},
+			refuse: true, why: "not implemented: mounts below would stay writable", unless: anyOf(onlyWasm, is("Disabled", "IfPossible"))},
 		"lifecycle":           {descend: true},
-		"lifecycle.postStart": {why: "not implemented, the hook is not run"},
-		"lifecycle.preStop":   {descend: true},
+		"lifecycle.postStart": {descend: true},
+		"lifecycle.postStart.exec": {
+			refuse: true, why: "a Wasm guest has no exec; use httpGet or sleep", unless: onlyWasm},
+		"lifecycle.postStart.tcpSocket": {why: "has no effect"},
+		"lifecycle.preStop":             {descend: true},
 		"lifecycle.preStop.exec": {
 			refuse: true, why: "a Wasm guest has no exec; use httpGet or sleep", unless: onlyWasm},
 		"lifecycle.preStop.tcpSocket": {why: "has no effect"},
-		"lifecycle.stopSignal":        {why: noSignals},
+		"lifecycle.stopSignal":        {why: noSignals, unless: onlyWasm},
 		"terminationMessagePath": {why: "not implemented, the message is taken from the last lines of output",
-			unless: is(corev1.TerminationMessagePathDefault)},
-		"stdinOnce": {why: "not implemented, stdin stays open", unless: is("false")},
+			unless: anyOf(onlyWasm, is(corev1.TerminationMessagePathDefault))},
+		"stdinOnce": {why: "a Wasm guest's stdin stays open", unless: anyOf(onlyWasm, is("false"))},
 		"tty":       {why: "a Wasm guest has no terminal", unless: onlyWasm},
 
 		"securityContext":            {descend: true},
 		"securityContext.privileged": {refuse: true, why: "a Wasm guest cannot be privileged", unless: falseOrOCI},
-		"securityContext.procMount":  {refuse: true, why: "not implemented", unless: is("Default")},
+		"securityContext.procMount":  {refuse: true, why: "a Wasm guest has no /proc", unless: anyOf(onlyWasm, is("Default"))},
 		"securityContext.capabilities": {
 			descend: true},
 		"securityContext.capabilities.add": {refuse: true, why: "a Wasm guest has no capabilities", unless: onlyWasm},
@@ -326,14 +354,14 @@ var containerFields = sync.OnceValue(func() fieldTable {
 	below(t, "resources.", "requests")
 	below(t, "volumeMounts.", "name", "readOnly", "mountPath", "subPath", "subPathExpr")
 	below(t, "lifecycle.preStop.", "httpGet", "sleep")
+	below(t, "lifecycle.postStart.", "httpGet", "sleep")
 	below(t, "securityContext.", "runAsUser", "runAsGroup", "runAsNonRoot", "readOnlyRootFilesystem", "allowPrivilegeEscalation")
 	below(t, "securityContext.capabilities.", "drop")
 	profiles(t)
 	for _, p := range []string{"livenessProbe", "readinessProbe", "startupProbe"} {
 		t[p] = verdict{descend: true}
 		t[p+".exec"] = verdict{refuse: true, why: "a Wasm guest has no exec; use httpGet or tcpSocket", unless: onlyWasm}
-		t[p+".grpc"] = verdict{refuse: true, why: "gRPC probes are not implemented; use httpGet or tcpSocket"}
-		below(t, p+".", "httpGet", "tcpSocket", "initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold",
+		below(t, p+".", "httpGet", "tcpSocket", "grpc", "initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold",
 			"failureThreshold", "terminationGracePeriodSeconds")
 	}
 	return t
@@ -342,18 +370,14 @@ var containerFields = sync.OnceValue(func() fieldTable {
 func falseOrOCI(v reflect.Value, w *walker) bool { return !v.Bool() || !w.wasm }
 
 var serviceFields = sync.OnceValue(func() fieldTable {
-	const local = "not implemented, every endpoint is used"
 	t := fieldTable{
-		"type":                  {why: "only ClusterIP is implemented; no port is opened on nodes or elsewhere", unless: is("ClusterIP")},
-		"externalName":          {why: "not implemented, the name is not served by DNS"},
-		"externalIPs":           {why: "not implemented, the addresses are not served"},
-		"sessionAffinity":       {why: "not implemented, connections are spread", unless: is("None")},
-		"externalTrafficPolicy": {why: local, unless: is("Cluster")},
-		"internalTrafficPolicy": {why: local, unless: is("Cluster")},
-		"trafficDistribution":   {why: local},
+		"loadBalancerClass":        {why: "not implemented, no other load balancer is asked"},
+		"loadBalancerIP":           {why: "not implemented, nodes' own addresses are used"},
+		"loadBalancerSourceRanges": {why: "not implemented, every client may connect"},
 	}
 	// Their own rule is that of the type or affinity they belong to.
-	below(t, "", "ports", "selector", "clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "publishNotReadyAddresses",
+	below(t, "", "type", "externalName", "externalIPs", "sessionAffinity", "externalTrafficPolicy", "internalTrafficPolicy",
+		"trafficDistribution", "ports", "selector", "clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "publishNotReadyAddresses",
 		"sessionAffinityConfig", "allocateLoadBalancerNodePorts", "healthCheckNodePort")
 	return t
 })
@@ -362,7 +386,7 @@ var serviceAccountFields = sync.OnceValue(func() fieldTable {
 	return fieldTable{
 		"kind": implemented, "apiVersion": implemented, "metadata": implemented,
 		"secrets":                      {why: "not implemented, ignored"},
-		"imagePullSecrets":             {why: "not implemented, images are fetched without credentials"},
+		"imagePullSecrets":             implemented,
 		"automountServiceAccountToken": implemented,
 	}
 })
@@ -377,5 +401,47 @@ var leaseFields = sync.OnceValue(func() fieldTable {
 var nodeFields = sync.OnceValue(func() fieldTable {
 	t := fieldTable{}
 	below(t, "", "podCIDR", "podCIDRs", "providerID", "unschedulable", "taints")
+	return t
+})
+
+func (w *walker) job(at *field.Path, s *batchv1.JobSpec) {
+	w.walk(at, reflect.ValueOf(*s), "", jobFields())
+	w.podSpec(at.Child("template", "spec"), &s.Template.Spec)
+}
+
+var jobFields = sync.OnceValue(func() fieldTable {
+	t := fieldTable{"scheduling": {why: "not implemented, each pod is placed on its own"}}
+	below(t, "", "parallelism", "completions", "activeDeadlineSeconds", "podFailurePolicy", "successPolicy", "backoffLimit",
+		"backoffLimitPerIndex", "maxFailedIndexes", "selector", "manualSelector", "template", "ttlSecondsAfterFinished",
+		"completionMode", "suspend", "podReplacementPolicy", "managedBy")
+	return t
+})
+
+var statefulSetFields = sync.OnceValue(func() fieldTable {
+	t := fieldTable{
+		"persistentVolumeClaimRetentionPolicy": {descend: true},
+		"volumeClaimTemplates":                 {descend: true},
+	}
+	below(t, "persistentVolumeClaimRetentionPolicy.", "whenDeleted", "whenScaled")
+	below(t, "volumeClaimTemplates.", "kind", "apiVersion", "metadata", "status")
+	t["volumeClaimTemplates.spec"] = verdict{descend: true}
+	for name, v := range claimFields() {
+		t["volumeClaimTemplates.spec."+name] = v
+	}
+	below(t, "", "replicas", "selector", "template", "serviceName", "podManagementPolicy", "updateStrategy", "revisionHistoryLimit",
+		"minReadySeconds", "ordinals")
+	return t
+})
+
+// ingressFields: an Ingress of a class that others serve may use what it
+// likes, but here nothing but Services answers.
+var ingressFields = sync.OnceValue(func() fieldTable {
+	const why = "only Services are backends here: requests are answered with 503"
+	t := fieldTable{
+		"defaultBackend": {descend: true}, "rules": {descend: true}, "rules.http": {descend: true},
+		"rules.http.paths": {descend: true}, "rules.http.paths.backend": {descend: true},
+		"defaultBackend.resource": {why: why}, "rules.http.paths.backend.resource": {why: why},
+	}
+	below(t, "", "ingressClassName", "tls", "defaultBackend.service", "rules.host", "rules.http.paths.path", "rules.http.paths.pathType", "rules.http.paths.backend.service")
 	return t
 })

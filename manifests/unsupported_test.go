@@ -81,16 +81,10 @@ func TestUnsupportedNamesFields(t *testing.T) {
 		{"seccomp", first(func(c *corev1.Container) { c.SecurityContext.SeccompProfile.Type = corev1.SeccompProfileTypeUnconfined }), "spec.containers[0].securityContext.seccompProfile.type", true},
 		{"selinux", func(p *corev1.Pod) {
 			p.Spec.SecurityContext = &corev1.PodSecurityContext{SELinuxOptions: &corev1.SELinuxOptions{Level: "s0"}}
-		}, "spec.securityContext.seLinuxOptions", true},
+		}, "spec.securityContext.seLinuxOptions", false},
 		{"csi", func(p *corev1.Pod) {
 			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "x"}}
 		}, "spec.volumes[0].csi", true},
-		{"claim", func(p *corev1.Pod) {
-			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}
-		}, "spec.volumes[0].persistentVolumeClaim", true},
-		{"ephemeral", func(p *corev1.Pod) {
-			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
-		}, "spec.volumes[0].ephemeral", true},
 		{"exec", first(func(c *corev1.Container) {
 			c.LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"x"}}}}
 		}), "spec.containers[0].livenessProbe.exec", true},
@@ -101,7 +95,6 @@ func TestUnsupportedNamesFields(t *testing.T) {
 			p.Spec.Volumes[0].EmptyDir = &corev1.EmptyDirVolumeSource{SizeLimit: resource.NewQuantity(1<<20, resource.BinarySI)}
 		}, "spec.volumes[0].emptyDir.sizeLimit", false},
 		{"storage limit", first(func(c *corev1.Container) { c.Resources.Limits["ephemeral-storage"] = resource.MustParse("1Gi") }), "spec.containers[0].resources.limits[ephemeral-storage]", false},
-		{"anti-affinity", func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}} }, "spec.affinity.podAntiAffinity", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			warnings, refused := Unsupported(wasmPod(tc.change))

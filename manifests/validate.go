@@ -4,12 +4,16 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -65,16 +69,18 @@ func metaRules(obj runtime.Object) (name apivalidation.ValidateNameFunc, namespa
 	switch obj.(type) {
 	case *corev1.Namespace:
 		return apivalidation.ValidateNamespaceName, false, true
-	case *corev1.Node, *nodev1.RuntimeClass, *schedulingv1.PriorityClass:
+	case *corev1.Node, *nodev1.RuntimeClass, *schedulingv1.PriorityClass, *corev1.PersistentVolume, *storagev1.StorageClass, *storagev1.CSIDriver,
+		*storagev1.CSINode, *storagev1.VolumeAttachment, *storagev1.VolumeAttributesClass, *networkingv1.IngressClass:
 		return apivalidation.NameIsDNSSubdomain, false, true
-	case *corev1.Service:
+	case *corev1.Service, *appsv1.StatefulSet:
 		return apivalidation.NameIsDNSLabel, true, true
 	case *corev1.ServiceAccount:
 		return apivalidation.ValidateServiceAccountName, true, true
 	case *corev1.Pod, *corev1.PodTemplate, *corev1.ReplicationController, *corev1.ConfigMap, *corev1.Secret,
-		*corev1.ResourceQuota, *corev1.LimitRange, *corev1.Endpoints,
-		*appsv1.Deployment, *appsv1.ReplicaSet, *appsv1.ControllerRevision,
-		*discoveryv1.EndpointSlice, *coordinationv1.Lease, *eventsv1.Event:
+		*corev1.ResourceQuota, *corev1.LimitRange, *corev1.Endpoints, *corev1.PersistentVolumeClaim, *storagev1.CSIStorageCapacity,
+		*appsv1.Deployment, *appsv1.ReplicaSet, *appsv1.DaemonSet, *appsv1.ControllerRevision,
+		*batchv1.Job, *batchv1.CronJob, *policyv1.PodDisruptionBudget,
+		*discoveryv1.EndpointSlice, *coordinationv1.Lease, *eventsv1.Event, *networkingv1.Ingress:
 		return apivalidation.NameIsDNSSubdomain, true, true
 	}
 	return nil, false, false // core Events among them: upstream never checked theirs
@@ -123,6 +129,17 @@ func (p *problems) object(obj, old runtime.Object) {
 		p.deployment(o)
 	case *appsv1.ControllerRevision:
 		p.controllerRevision(o, old == nil)
+	case *appsv1.DaemonSet:
+		p.daemonSet(o)
+	case *appsv1.StatefulSet:
+		p.statefulSet(o, old == nil)
+	case *batchv1.Job:
+		p.job(o, old == nil)
+	case *batchv1.CronJob:
+		before, _ := old.(*batchv1.CronJob)
+		p.cronJob(o, before)
+	case *policyv1.PodDisruptionBudget:
+		p.disruptionBudget(o)
 	case *corev1.Service:
 		before, _ := old.(*corev1.Service)
 		p.service(o, before)
@@ -132,6 +149,11 @@ func (p *problems) object(obj, old runtime.Object) {
 	case *discoveryv1.EndpointSlice:
 		before, _ := old.(*discoveryv1.EndpointSlice)
 		p.endpointSlice(o, before)
+	case *networkingv1.Ingress:
+		before, _ := old.(*networkingv1.Ingress)
+		p.ingress(o, before)
+	case *networkingv1.IngressClass:
+		p.ingressClass(o)
 	case *corev1.ConfigMap:
 		p.configMap(o)
 	case *corev1.Secret:
@@ -156,6 +178,13 @@ func (p *problems) object(obj, old runtime.Object) {
 		if old == nil {
 			p.priorityClass(o)
 		}
+	case *corev1.PersistentVolume:
+		p.volumeSpec(specPath, &o.Spec)
+	case *corev1.PersistentVolumeClaim:
+		p.claimSpec(specPath, &o.Spec)
+	case *storagev1.StorageClass, *storagev1.CSIDriver, *storagev1.CSINode, *storagev1.CSIStorageCapacity, *storagev1.VolumeAttachment,
+		*storagev1.VolumeAttributesClass:
+		p.storage(o, old == nil)
 	case *corev1.Event:
 		p.coreEvent(o)
 	case *eventsv1.Event:
@@ -178,12 +207,22 @@ func (p *problems) update(obj, old runtime.Object) {
 		p.deploymentStatus(o, before)
 	case *corev1.ReplicationController:
 		p.replicationControllerStatus(o, old.(*corev1.ReplicationController))
+	case *appsv1.DaemonSet:
+		p.daemonSetUpdate(o, old.(*appsv1.DaemonSet))
+	case *appsv1.StatefulSet:
+		p.statefulSetUpdate(o, old.(*appsv1.StatefulSet))
+	case *batchv1.Job:
+		p.jobUpdate(o, old.(*batchv1.Job))
+	case *policyv1.PodDisruptionBudget:
+		p.disruptionBudgetUpdate(o, old.(*policyv1.PodDisruptionBudget))
 	case *appsv1.ControllerRevision:
 		p.immutable(field.NewPath("data"), o.Data, old.(*appsv1.ControllerRevision).Data)
 	case *corev1.Service:
 		p.serviceUpdate(o, old.(*corev1.Service))
 	case *discoveryv1.EndpointSlice:
 		p.immutable(field.NewPath("addressType"), o.AddressType, old.(*discoveryv1.EndpointSlice).AddressType)
+	case *networkingv1.IngressClass:
+		p.immutable(specPath.Child("controller"), o.Spec.Controller, old.(*networkingv1.IngressClass).Spec.Controller)
 	case *corev1.ConfigMap:
 		p.configMapUpdate(o, old.(*corev1.ConfigMap))
 	case *corev1.Secret:
@@ -202,6 +241,13 @@ func (p *problems) update(obj, old runtime.Object) {
 			p.forbidden(field.NewPath("value"), "may not be changed in an update.")
 		}
 		p.immutable(field.NewPath("preemptionPolicy"), o.PreemptionPolicy, before.PreemptionPolicy)
+	case *corev1.PersistentVolume:
+		p.volumeUpdate(o, old.(*corev1.PersistentVolume))
+	case *corev1.PersistentVolumeClaim:
+		p.claimUpdate(o, old.(*corev1.PersistentVolumeClaim))
+	case *storagev1.StorageClass, *storagev1.CSIDriver, *storagev1.CSINode, *storagev1.CSIStorageCapacity, *storagev1.VolumeAttachment,
+		*storagev1.VolumeAttributesClass:
+		p.storageUpdate(o, old)
 	case *eventsv1.Event:
 		p.eventUpdate(o, old.(*eventsv1.Event))
 	}

@@ -3,13 +3,17 @@ package manifests
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/dunlin-project/dunlin/internal/outbound"
 )
 
 // pod checks a Pod's annotations and spec.
@@ -53,6 +57,12 @@ func (p *problems) podAnnotations(at *field.Path, a map[string]string, s *corev1
 	}
 	if v, ok := a[corev1.PodDeletionCost]; ok && !validDeletionCost(v) {
 		p.invalid(at.Key(corev1.PodDeletionCost), v, "must be a 32bit integer")
+	}
+	p.disconnect(at, a)
+	if v, ok := a[AnnotationOutbound]; ok {
+		if _, err := outbound.Parse(v); err != nil {
+			p.invalid(at.Key(AnnotationOutbound), v, err.Error())
+		}
 	}
 }
 
@@ -182,6 +192,30 @@ func (p *problems) podSecurityContext(at *field.Path, sc *corev1.PodSecurityCont
 	}
 	supportedIfSet(p, at.Child("fsGroupChangePolicy"), sc.FSGroupChangePolicy, corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch)
 	supportedIfSet(p, at.Child("supplementalGroupsPolicy"), sc.SupplementalGroupsPolicy, corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)
+	p.sysctls(at.Child("sysctls"), sc.Sysctls)
+}
+
+// sysctlName is sysctl(8)'s form of a name, with dots or slashes.
+var sysctlName = sync.OnceValue(func() *regexp.Regexp {
+	const segment = "[a-z0-9]([-_a-z0-9]*[a-z0-9])?"
+	return regexp.MustCompile("^(" + segment + `[\./])*` + segment + "$")
+})
+
+func (p *problems) sysctls(at *field.Path, list []corev1.Sysctl) {
+	const longest = 253
+	seen := map[string]bool{}
+	for i, s := range list {
+		name := at.Index(i).Child("name")
+		switch {
+		case s.Name == "":
+			p.required(name, "")
+		case len(s.Name) > longest || !sysctlName().MatchString(s.Name):
+			p.invalid(name, s.Name, fmt.Sprintf("must have at most %d characters and match regex %s", longest, sysctlName()))
+		case seen[s.Name]:
+			p.duplicate(name, s.Name)
+		}
+		seen[s.Name] = true
+	}
 }
 
 func (p *problems) dnsConfig(at *field.Path, s *corev1.PodSpec) {

@@ -76,6 +76,7 @@ func (p *problems) volumeSource(at *field.Path, s *corev1.VolumeSource) {
 			p.required(at.Child("claimName"), "")
 		}
 	})
+	check(s.Ephemeral != nil, "ephemeral", func(at *field.Path) { p.ephemeral(at, s.Ephemeral) })
 	check(s.NFS != nil, "nfs", func(at *field.Path) { p.nfs(at, s.NFS) })
 	check(s.Image != nil, "image", func(at *field.Path) {
 		if s.Image.Reference == "" {
@@ -102,7 +103,7 @@ func foreignVolumes(s *corev1.VolumeSource) []string {
 		"flocker": s.Flocker != nil, "fc": s.FC != nil, "azureFile": s.AzureFile != nil,
 		"vsphereVolume": s.VsphereVolume != nil, "quobyte": s.Quobyte != nil, "azureDisk": s.AzureDisk != nil,
 		"photonPersistentDisk": s.PhotonPersistentDisk != nil, "portworxVolume": s.PortworxVolume != nil,
-		"scaleIO": s.ScaleIO != nil, "storageos": s.StorageOS != nil, "csi": s.CSI != nil, "ephemeral": s.Ephemeral != nil,
+		"scaleIO": s.ScaleIO != nil, "storageos": s.StorageOS != nil, "csi": s.CSI != nil,
 	} {
 		if is {
 			set = append(set, name)

@@ -70,6 +70,9 @@ func (p *problems) deployment(d *appsv1.Deployment) {
 	p.selectorAndTemplate(s.Selector, &s.Template)
 	p.strategy(specPath.Child("strategy"), &s.Strategy)
 	p.nonNegative(specPath.Child("minReadySeconds"), int64(s.MinReadySeconds))
+	if _, _, err := AutoRollback(d.Annotations); err != nil {
+		p.invalid(field.NewPath("metadata", "annotations").Key(AnnotationAutoRollback), d.Annotations[AnnotationAutoRollback], err.Error())
+	}
 	if l := s.RevisionHistoryLimit; l != nil {
 		p.nonNegative(specPath.Child("revisionHistoryLimit"), int64(*l))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,7 +20,11 @@ import (
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
-const wasmHandler = "wazero"
+// Handlers of the two RuntimeClasses that exist from the first start.
+const (
+	wasmHandler = "wazero"
+	ociHandler  = "runc"
+)
 
 // act does one action in a goroutine of its own and sends its outcome back.
 // It works on a copy of the state, which nobody changes.
@@ -62,13 +67,18 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 	}
 	switch a.kind {
 	case actMount:
-		r.paths, r.err = w.a.c.Volumes.Prepare(ctx, s.pod, w.a, w.a.fieldFactsFor(s, w.rt))
+		if r.claims, r.err = w.a.takeVolumes(s.pod); r.err == nil {
+			r.paths, r.err = w.a.c.Volumes.Prepare(ctx, s.pod, w.a, w.a.fieldFactsFor(s, w.rt))
+		}
 	case actNetwork:
 		var al network.Allocation
-		al, r.err = w.a.c.Network.Setup(ctx, s.rec.UID, s.pod.Spec.HostNetwork, s.rec.Allocation)
+		al, r.err = w.a.setupNetwork(ctx, s, w.rt)
 		r.alloc = &al
 	case actPrepare:
-		r.image, r.err = w.prepare(ctx, &s.ctrs[a.ctr])
+		if r.image, r.err = w.prepare(ctx, s, &s.ctrs[a.ctr]); ctx.Err() == nil {
+			w.a.fig.prepared(r.err)
+		}
+		r.spread = w.a.c.Jitter
 	case actStart:
 		w.start(ctx, a, s, paths, r)
 		w.postStart(hook, a, s, r)
@@ -81,7 +91,9 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 		w.trimLogs(s, a.id)
 	case actProbe:
 		c := &s.ctrs[a.ctr]
-		r.ok, r.text = probe.Run(ctx, c.probeSpec(a.probe), w.dialer(s), portsOf(c.spec))
+		if r.ok, r.text = probe.Run(ctx, c.probeSpec(a.probe), w.dialer(s), portsOf(c.spec), w.execer(a.id)); ctx.Err() == nil {
+			w.a.fig.probed(a.probe, r.ok)
+		}
 	case actUnmount:
 		r.err = w.a.c.Volumes.Teardown(ctx, s.rec.UID)
 	case actTeardown:
@@ -93,25 +105,34 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 
 // prepare looks on the node first, so that what is here never waits behind
 // pulls that hang.
-func (w *worker) prepare(ctx context.Context, c *ctrState) (workload.ImageState, error) {
+func (w *worker) prepare(ctx context.Context, s *podState, c *ctrState) (workload.ImageState, error) {
 	policy := pullPolicy(c.spec)
 	if policy != corev1.PullAlways {
-		st, err := w.prepareIn(ctx, w.a.slots, c, corev1.PullNever)
+		st, err := w.prepareIn(ctx, w.a.slots, s, c, corev1.PullNever)
 		if err == nil || policy == corev1.PullNever || !notHere(err) {
 			return st, err
 		}
 	}
-	return w.prepareIn(ctx, w.a.pulls, c, policy)
+	if w.needsRegistry(c.spec.Image) {
+		// Pulls are counted where they happen: asking whether a tag has moved
+		// must not wait behind them.
+		return w.prepareIn(ctx, nil, s, c, policy)
+	}
+	return w.prepareIn(ctx, w.a.pulls, s, c, policy)
 }
 
-func (w *worker) prepareIn(ctx context.Context, slots chan struct{}, c *ctrState, policy corev1.PullPolicy) (workload.ImageState, error) {
-	if err := acquire(ctx, slots); err != nil {
-		return workload.ImageState{}, err
+func (w *worker) prepareIn(ctx context.Context, slots chan struct{}, s *podState, c *ctrState, policy corev1.PullPolicy) (workload.ImageState, error) {
+	if slots != nil {
+		if err := acquire(ctx, slots); err != nil {
+			return workload.ImageState{}, err
+		}
+		defer func() { <-slots }()
 	}
-	defer func() { <-slots }()
-	return w.rt.Prepare(ctx, c.spec.Image, string(policy), func(m string) {
-		w.log.Info("preparing image", "image", c.spec.Image, "progress", m)
-	})
+	req := workload.ImageRequest{Image: c.spec.Image, Policy: string(policy), PodNamespace: s.pod.Namespace}
+	if policy != corev1.PullNever {
+		req.Credentials = w.pullCredentials(s.pod, c)
+	}
+	return w.rt.Prepare(ctx, req, func(m string) { w.preparing(s, c, m) })
 }
 
 func notHere(err error) bool {
@@ -159,7 +180,19 @@ func (w *worker) start(ctx context.Context, a action, s *podState, paths map[str
 			return
 		}
 	}
-	r.state, r.err = w.rt.Start(ctx, spec)
+	whole := spec.StopDeadline
+	if err := w.limitStart(&spec); err != nil {
+		closeListeners(spec.Listeners)
+		r.err = err
+		return
+	}
+	began := time.Now()
+	if r.state, r.err = w.rt.Start(ctx, spec); r.err == nil {
+		w.a.fig.started(a.id.Attempt, time.Since(began))
+		if whole > 0 {
+			w.extend(ctx, a.id, whole) // its own began to count when it was up
+		}
+	}
 }
 
 func copyAllocation(a *network.Allocation) *network.Allocation {
@@ -262,13 +295,24 @@ func (w *worker) hook(ctx context.Context, h *corev1.LifecycleHandler, id worklo
 		if !ok {
 			return errors.New("exec hooks are not supported by this runtime")
 		}
-		code, err := x.Exec(ctx, id, h.Exec.Command, nil, nil, nil)
+		code, err := x.Exec(ctx, id, h.Exec.Command, workload.Streams{})
 		if err == nil && code != 0 {
 			err = fmt.Errorf("command ended with exit code %d", code)
 		}
 		return err
 	}
 	return nil // tcpSocket hooks do nothing, as upstream
+}
+
+// execer runs the command of an exec probe; nil where the runtime cannot.
+func (w *worker) execer(id workload.ID) probe.ExecFunc {
+	x, ok := w.rt.(workload.Execer)
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context, command []string, out io.Writer) (int, error) {
+		return x.Exec(ctx, id, command, workload.Streams{Stdout: out, Stderr: out})
+	}
 }
 
 func (w *worker) dialer(s *podState) probe.DialFunc {

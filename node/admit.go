@@ -32,6 +32,10 @@ func (a *Agent) admit(pod *corev1.Pod) *store.Verdict {
 		supported: a.runtimeOf(pod) != nil, runtimes: strings.Join(a.handlers(), ", "),
 	}
 	a.mu.RLock()
+	if v := underPressure(a.pressed, pod); v != nil {
+		a.mu.RUnlock()
+		return v
+	}
 	ad.allocatable = a.alloc
 	for uid, i := range a.known {
 		if uid == string(pod.UID) || i.worker == nil || i.inactive || i.status != nil && ended(i.status.Phase) {
@@ -65,7 +69,9 @@ func (ad *admission) decide(pod *corev1.Pod) *store.Verdict {
 	}
 	for name, want := range manifests.PodRequests(pod) {
 		have, ok := ad.allocatable[name]
-		if want.IsZero() || !ok && (name == corev1.ResourceEphemeralStorage || strings.HasPrefix(string(name), "hugepages-")) {
+		// Resources that others advertise on the Node through the API
+		// (example.com/dongle) are the scheduler's to count.
+		if want.IsZero() || !ok && (name == corev1.ResourceEphemeralStorage || strings.HasPrefix(string(name), "hugepages-") || strings.Contains(string(name), "/")) {
 			continue
 		}
 		sum := used[name].DeepCopy()

@@ -46,21 +46,26 @@ func (a *Agent) boot(ctx context.Context) error {
 	for i := range recs {
 		r := &recs[i]
 		byUID[r.UID] = r
+		if len(r.Claims) > 0 {
+			a.mu.Lock()
+			a.volumesIn.pods[r.UID] = r.Claims
+			a.mu.Unlock()
+		}
 		if r.Allocation == nil {
 			continue
 		}
-		if _, err := a.c.Network.Setup(ctx, r.UID, r.Allocation.HostNetwork, r.Allocation); err != nil {
+		if err := a.takeAgain(ctx, r); err != nil {
 			a.log.Warn("a pod's address cannot be taken again", "pod", r.Namespace+"/"+r.Name, "err", err)
 		}
 	}
 	a.list(ctx)
 	a.recs = byUID
-	pods, _ := a.wanted()
-	for _, pod := range pods {
-		uid := string(pod.UID)
+	wishes, _ := a.wanted()
+	for _, wi := range wishes {
+		uid := string(wi.pod.UID)
 		// Those that are new here are admitted after all that are not.
 		if (a.recs[uid] != nil || len(a.found[uid]) > 0) && !a.isGone(uid) {
-			a.start(ctx, pod)
+			a.start(ctx, wi)
 		}
 	}
 	return nil
@@ -154,7 +159,7 @@ func (a *Agent) sweep(ctx context.Context, keep map[string]bool) {
 		}
 		keep[uid] = true
 		a.log.Info("a pod left the assignment while the agent was away: stopping it", "pod", r.Namespace+"/"+r.Name, "uid", r.UID)
-		a.start(ctx, podOfRecord(r))
+		a.start(ctx, wish{pod: podOfRecord(r)})
 		a.workers[r.UID].box.tell(func(m *mailbox) { m.removed = true })
 	}
 	var orphans []found
@@ -236,8 +241,8 @@ func (a *Agent) sweepFolders(ctx context.Context, keep map[string]bool) {
 		a.log.Warn("logs cannot be listed", "err", err)
 	}
 	for _, e := range entries {
-		i := strings.LastIndexByte(e.Name(), '_')
-		if i < 0 || keep[e.Name()[i+1:]] || a.isKnown(e.Name()[i+1:]) {
+		f := strings.Split(e.Name(), "_") // as podLogs makes them; nothing else is ours
+		if len(f) != 3 || !e.IsDir() || !workload.IsUID(f[2]) || keep[f[2]] || a.isKnown(f[2]) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(a.logs(), e.Name())); err != nil {

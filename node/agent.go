@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
+	"github.com/dunlin-project/dunlin/node/network"
 	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 	"github.com/dunlin-project/dunlin/wire"
@@ -33,8 +35,9 @@ type Agent struct {
 	c       Config
 	log     *slog.Logger
 	reports *reports
+	fig     *figures
 	slots   chan struct{}  // containers being prepared from here, or started
-	pulls   chan struct{}  // images being fetched
+	pulls   chan struct{}  // modules being taken from files and names
 	group   sync.WaitGroup // everything Run started
 
 	mu      sync.RWMutex // guards what follows
@@ -43,11 +46,16 @@ type Agent struct {
 	statics []*corev1.Pod
 	machine MachineFacts
 	alloc   corev1.ResourceList
-	known   map[string]podInfo // by uid: what status and logs need to be asked
+	pressed []corev1.NodeConditionType // pressures that are told
+	known   map[string]podInfo         // by uid: what status and logs need to be asked
+	// When a server last answered a pull, and acknowledged a report.
+	pulledAt, reportedAt time.Time
 
 	refsSerial uint64 // rises when something that pods refer to changes
 
+	stopped  atomic.Bool   // the cluster's pods shall not run here
 	changed  chan struct{} // 1: look at assignment and static pods again
+	assigned chan struct{} // the assignment is another one
 	finished chan string   // uids of workers that ended
 	unknown  chan []string // uids that the cluster does not know
 
@@ -60,11 +68,22 @@ type Agent struct {
 	recs    map[string]*store.Pod // of pods that have no worker yet
 	swept   bool
 
-	nodeSent   []byte // owned by whoever runs updateMachine: Run, then machineLoop
+	volumesIn   inUse           // guarded by mu
+	unlimited   map[string]bool // volumes without a limit that were told of; guarded by mu
+	volumesNews chan struct{}   // 1: look at the volumes that are to go
+
+	usageMu sync.Mutex
+	usage   usageSample // the last that was asked for
+
+	nodeSent   []byte     // owned by whoever runs updateMachine: Run, then machineLoop
+	pressures  *pressures // likewise
+	leaving    leaving    // likewise
 	nodeConds  []corev1.NodeCondition
 	refused    complain      // of the report loop
 	staticErrs []string      // owned by whoever runs scanStatic
 	quit       chan struct{} // closed when Run is asked to end
+	imagesTold listedImages  // as nodeSent
+	collectAt  time.Time     // no images are collected before; machine loop
 	look       chan struct{} // the machine loop shall look now
 }
 
@@ -76,6 +95,7 @@ type podInfo struct {
 	inactive bool        // takes nothing of the node: rejected or ended
 	pod      *corev1.Pod // as the worker published it
 	status   *corev1.PodStatus
+	alloc    *network.Allocation // nil: it has no address
 }
 
 // New checks the configuration and reads the database.
@@ -84,10 +104,11 @@ func New(c Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(),
+		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(), fig: newFigures(),
 		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}), look: make(chan struct{}, 1),
-		known: map[string]podInfo{}, changed: make(chan struct{}, 1),
+		known: map[string]podInfo{}, changed: make(chan struct{}, 1), assigned: make(chan struct{}, 1),
 		finished: make(chan string), unknown: make(chan []string),
+		pressures: newPressures(c.Eviction), volumesIn: newInUse(), unlimited: map[string]bool{}, volumesNews: make(chan struct{}, 1),
 		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
 	}
 	asg, err := c.Store.Assignment()
@@ -131,6 +152,10 @@ func (a *Agent) Refresh() {
 	}
 }
 
+// Assigned is signalled when the node was assigned something else, for one
+// reader.
+func (a *Agent) Assigned() <-chan struct{} { return a.assigned }
+
 // Generation is that of the assignment held, for the lease.
 func (a *Agent) Generation() uint64 {
 	a.mu.RLock()
@@ -153,7 +178,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		close(a.quit)
 		a.group.Wait()
 	}()
-	a.updateMachine()
+	a.updateMachine() // what is short is told; nothing is evicted before all is taken up again
 	a.scanStatic()
 	if err := a.boot(ctx); err != nil {
 		return err
@@ -163,6 +188,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.group.Go(func() { a.pullLoop(ctx, pull) })
 	a.group.Go(func() { a.reportLoop(ctx, push) })
 	a.group.Go(func() { a.machineLoop(ctx) })
+	a.group.Go(func() { a.volumeLoop(ctx) })
+	if a.c.Contact != nil {
+		a.group.Go(func() { a.contactLoop(ctx) })
+	}
 	if a.c.Static != nil {
 		a.group.Go(func() { a.staticLoop(ctx) })
 	}
@@ -247,12 +276,16 @@ func acquire(ctx context.Context, slots chan struct{}) error {
 	}
 }
 
-// remember keeps a pod's newest object and status for those who ask.
-func (a *Agent) remember(uid string, pod *corev1.Pod, st *corev1.PodStatus) {
+// remember keeps a pod's newest object, status and addresses for those who ask.
+func (a *Agent) remember(uid string, s *podState, st *corev1.PodStatus) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	i := a.known[uid]
-	i.pod, i.status = pod, st
+	i.pod, i.status, i.alloc = s.pod, st, nil
+	if s.rec.Allocation != nil {
+		al := *s.rec.Allocation
+		i.alloc = &al
+	}
 	a.known[uid] = i
 }
 
@@ -285,6 +318,7 @@ func (a *Agent) podGone(w *worker) {
 		}
 	}
 	a.setGone(g)
+	a.dropVolumes(w.uid)
 	a.reports.pod(report{namespace: g.Namespace, name: g.Name, uid: g.UID, status: enc, terminal: true, gone: true})
 	w.log.Info("pod removed")
 }

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/dunlin-project/dunlin/runtime/workload"
@@ -41,6 +44,29 @@ func TestPodFromAssignmentToGone(t *testing.T) {
 		if n := len(b.rt.started()); n != 1 {
 			t.Fatalf("%d starts", n)
 		}
+	})
+}
+
+// TestCompilingIsTold: a pod that waits for its module says what happens.
+func TestCompilingIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.rt.compiles = true
+		b.rt.onPrepare = func(string) (workload.ImageState, error) {
+			time.Sleep(4 * time.Minute)
+			return workload.ImageState{Digest: "sha256:d"}, nil
+		}
+		b.link.put("Pod", wasmPod("a"))
+		b.start()
+		defer b.stop()
+		b.after(time.Minute)
+		if !slices.ContainsFunc(b.link.events, func(e wire.EventReport) bool {
+			return e.Reason == "Compiling" && strings.Contains(e.Message, "Compiling module")
+		}) {
+			t.Fatalf("events %+v", b.link.events)
+		}
+		b.after(4 * time.Minute)
+		b.want("uid-a", "Running+Ready")
 	})
 }
 
@@ -78,6 +104,58 @@ func TestCrashLoop(t *testing.T) {
 		b.after(30 * time.Minute)
 		if n := len(at); n < 9 || n > 13 { // 5 minutes apart by now
 			t.Fatalf("%d starts after 30 minutes", n)
+		}
+	})
+}
+
+// TestCrashLoopNeverLooksNew: between two attempts a container shows how the
+// last one ended, or that it backs off, as upstream's does.
+func TestCrashLoopNeverLooksNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.rt.onPull = func(context.Context, string, string) error {
+			time.Sleep(500 * time.Millisecond) // there is something to see between two attempts
+			return nil
+		}
+		b.rt.onStart = func(s workload.Spec, _ *workload.State) error {
+			time.AfterFunc(time.Second, func() { b.rt.end(s.ID, 1, "Error") })
+			return nil
+		}
+		b.link.put("Pod", wasmPod("a"))
+		b.start()
+		defer b.stop()
+		b.after(40 * time.Second)
+		b.link.mu.Lock()
+		defer b.link.mu.Unlock()
+		var seen []string
+		for _, r := range b.link.reports {
+			for _, p := range r.Pods {
+				var st corev1.PodStatus
+				if len(p.Status) == 0 {
+					continue
+				}
+				if err := direct.Unmarshal(p.Status, &st); err != nil {
+					t.Fatal(err)
+				}
+				c := st.ContainerStatuses[0]
+				word := "running"
+				switch {
+				case c.State.Waiting != nil:
+					word = c.State.Waiting.Reason
+				case c.State.Terminated != nil:
+					word = c.State.Terminated.Reason
+				}
+				if last := c.LastTerminationState.Terminated; last != nil && c.State.Running == nil && !endedIsNewest(&c) && last.ContainerID == fmt.Sprintf("wazero://uid-a/main/%d", c.RestartCount) {
+					t.Errorf("%s: the logs of %s would not be those before the current ones", word, last.ContainerID)
+				}
+				if line := fmt.Sprint(word, " ", c.RestartCount); len(seen) == 0 || seen[len(seen)-1] != line {
+					seen = append(seen, line)
+				}
+			}
+		}
+		want := []string{"ContainerCreating 0", "running 0", "Error 0", "running 1", "CrashLoopBackOff 1", "running 2", "CrashLoopBackOff 2", "running 3", "CrashLoopBackOff 3"}
+		if !slices.Equal(seen, want) {
+			t.Errorf("statuses %q, want %q", seen, want)
 		}
 	})
 }
@@ -334,7 +412,9 @@ func TestInitContainers(t *testing.T) {
 		b.rt.starts = nil
 		b.c.MachineBoot = "boot-2"
 		b.start()
-		b.after(10 * time.Second)
+		b.after(time.Second)
+		b.want("uid-a", "Running") // while its init containers run, too
+		b.after(9 * time.Second)
 		b.want("uid-a", "Running+Ready")
 		if n := len(b.rt.started()); n != 3 {
 			t.Fatalf("after a reboot: %v", b.rt.started())

@@ -8,6 +8,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/node/network"
 	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -24,6 +25,10 @@ type result struct {
 	image workload.ImageState
 	alloc *network.Allocation
 	paths map[string]string // of volumes
+	// claims are the names of the volumes of the pod's claims.
+	claims []string
+	// spread, when not nil, gives the wait for the next try its jitter.
+	spread func(time.Duration) time.Duration
 	// noted, when not nil, is closed once alloc is durable.
 	noted chan<- error
 }
@@ -42,6 +47,9 @@ func (s podState) apply(r result, now moment) (podState, []note) {
 	s = s.clone()
 	switch r.kind {
 	case actMount:
+		if r.err == nil {
+			s.rec.Claims = r.claims
+		}
 		return s, s.volumes.applied(r, "FailedMount", now)
 	case actNetwork:
 		if r.err == nil {
@@ -115,6 +123,9 @@ func (r *retry) applied(res result, reason string, now moment) []note {
 	} else {
 		r.failed(now, f, false)
 	}
+	if errors.Is(res.err, volumes.ErrNotBound) && r.fails <= 1 {
+		return nil // the volume of a new claim is on its way
+	}
 	return []note{{warning: true, reason: reason, message: f.Message}}
 }
 
@@ -146,6 +157,10 @@ func (s *podState) applyPrepare(c *ctrState, r result, now moment) []note {
 	f := failureOf(r.err, "ErrImagePull")
 	first := c.image.fails == 0
 	c.image.failed(now, f, fatal(r.err))
+	// Many nodes may wait for one registry, and it may have said how long.
+	if r.spread != nil {
+		c.image.at = now.mono.Add(r.spread(max(c.image.at.Sub(now.mono), retryAfter(r.err))))
+	}
 	if f.Reason == "ErrImagePull" && !first {
 		f.Reason = "ImagePullBackOff"
 	}

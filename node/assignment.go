@@ -33,6 +33,8 @@ func (a *Agent) setAssignment(asg store.Assignment) {
 		a.refsSerial++
 	}
 	a.asg, a.index = asg, index
+	signal(a.assigned)
+	signal(a.volumesNews)
 }
 
 // refsChanged says whether anything that pods may refer to is different.
@@ -93,7 +95,37 @@ var (
 	errOldEpoch   = errors.New("the server belongs to a cluster state from before a recovery")
 )
 
+// Stopped tells the agent that what the cluster gave this node runs
+// elsewhere, and why; "" that it is welcome again. The next pull, which a hint
+// causes, acts on it.
+func (a *Agent) Stopped(reason string) {
+	if a.stopped.Swap(reason != "") != (reason != "") && reason != "" {
+		a.log.Error("the pods that the cluster gave this node are stopped here; static pods go on", "reason", reason)
+	}
+}
+
+// drop makes the assignment one of nothing, also for the next start. Secrets
+// and the site's keys go, too.
+func (a *Agent) drop() error {
+	a.mu.RLock()
+	old := a.asg
+	a.mu.RUnlock()
+	if old.Known && len(old.Objects) == 0 {
+		return nil
+	}
+	next := store.Assignment{Epoch: old.Epoch, Known: true, PodCIDRs: old.PodCIDRs, Servers: old.Servers, Site: old.Site, Objects: map[string]wire.Object{}}
+	if err := a.c.Store.SaveAssignment(next); err != nil {
+		return fmt.Errorf("save an assignment of nothing: %w", err)
+	}
+	a.setAssignment(next)
+	signal(a.changed)
+	return nil
+}
+
 func (a *Agent) pull(ctx context.Context, full bool) error {
+	if a.stopped.Load() {
+		return a.drop()
+	}
 	a.mu.RLock()
 	req := wire.PullRequest{}
 	if !full {
@@ -108,20 +140,25 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	defer cancel()
 	reply, err := a.c.Link.Pull(pctx, req)
 	if err != nil {
+		a.pulled(resultError)
 		return fmt.Errorf("pull: %w", err)
 	}
 	next, err := merge(old, reply)
 	if err != nil {
+		a.pulled(resultError)
 		return err
 	}
 	if next == nil {
+		a.pulled(resultUnchanged)
 		return nil
 	}
 	// Durable first: what is acted on is what an offline boot will find.
 	if err := a.c.Store.SaveAssignment(*next); err != nil {
+		a.pulled(resultError)
 		a.log.Error("assignment cannot be saved and is not acted on", "generation", next.Generation, "err", err)
 		return err
 	}
+	a.pulled(resultOK)
 	a.setAssignment(*next)
 	if err := a.c.Network.SetCIDRs(next.PodCIDRs); err != nil {
 		a.log.Error("pod address ranges cannot be used", "cidrs", next.PodCIDRs, "err", err)
@@ -226,11 +263,7 @@ func (a *Agent) handler(pod *corev1.Pod) string {
 	case "wasm":
 		return wasmHandler
 	case "oci":
-		for _, h := range []string{"runc", "crun"} {
-			if a.c.Runtimes[h] != nil {
-				return h
-			}
-		}
+		return ociHandler
 	}
 	return class
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/node/eviction"
 	"github.com/dunlin-project/dunlin/node/network"
 	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/node/volumes"
@@ -65,7 +67,13 @@ type Config struct {
 	Static   Static                      // nil: no static pods
 	Machine  Machine                     // nil: HostMachine
 	Clock    clock.Clock                 // nil: clock.System
-	Logger   *slog.Logger                // nil: slog.Default
+	// Contact is when, since the boot of the machine, the newest acknowledged
+	// renewal of the node's lease was sent; ok is false before the first one
+	// since the start of the agent. nil: never. Elapsed is the time since the
+	// boot; nil is clock.Elapsed.
+	Contact func() (sent time.Duration, ok bool)
+	Elapsed func() time.Duration
+	Logger  *slog.Logger // nil: slog.Default
 
 	StateDir string // logs of pods go to StateDir/logs
 	// MaxPods the node takes; 0 is 110.
@@ -76,6 +84,9 @@ type Config struct {
 	// Annotations are asked for again and again and go to the Node; nil is
 	// none. Only those of dunlin.dev/ are taken by the servers.
 	Annotations func() map[string]string
+	// Eviction says when the node runs short; the zero value is
+	// eviction.Defaults.
+	Eviction eviction.Config
 	// PidsLimit of each container; 0 is the runtime's default.
 	PidsLimit int64
 	// LogMaxBytes of one log file and LogMaxFiles of one container; 0 is
@@ -85,9 +96,24 @@ type Config struct {
 	// Starts is how many containers are prepared or started at once; 0 is
 	// twice the number of CPUs, at least 4.
 	Starts int
-	// APIHost and APIPort, when known, are given to pods as
-	// KUBERNETES_SERVICE_HOST and _PORT.
-	APIHost, APIPort string
+	// ClusterDNS gives the addresses of the cluster's DNS for containers; nil or
+	// none: they use the node's resolver. ClusterDomain is "cluster.local" if
+	// empty.
+	ClusterDNS    func() []netip.Addr
+	ClusterDomain string
+	// Images, when not nil, is asked for room on the disk: once it is used to
+	// ImageGCHigh percent, until it is used to ImageGCLow percent.
+	Images                  ImageCollector
+	ImageGCHigh, ImageGCLow int
+	// Stalls, when not nil, calls wake when work waits for memory, until ctx
+	// ends: then the machine is looked at at once. An error says that this
+	// machine cannot tell.
+	Stalls func(ctx context.Context, wake func()) error
+	// ImageList, when not nil, is what the Node's status.images tells.
+	ImageList ImageLister
+	// ServiceEnv gives the variables that tell a new container of the API
+	// server and, with links, of the Services in its namespace; nil: none.
+	ServiceEnv func(namespace string, links bool) [][2]string
 	// Resync is how often everything is looked at again without a hint; 0 is
 	// 10 minutes. StaticScan is how often the static folder is looked at; 0
 	// is 10 seconds.
@@ -108,6 +134,9 @@ func (c *Config) complete() error {
 	if c.Clock == nil {
 		c.Clock = clock.System
 	}
+	if c.Elapsed == nil {
+		c.Elapsed = clock.Elapsed
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -121,6 +150,13 @@ func (c *Config) complete() error {
 		c.Machine = &HostMachine{StateDir: c.StateDir, Network: c.Network}
 	}
 	def(&c.MaxPods, 110)
+	def(&c.ClusterDomain, "cluster.local")
+	if c.ServiceEnv == nil {
+		c.ServiceEnv = func(string, bool) [][2]string { return nil }
+	}
+	if c.ClusterDNS == nil {
+		c.ClusterDNS = func() []netip.Addr { return nil }
+	}
 	def(&c.LogMaxBytes, 5<<20)
 	def(&c.LogMaxFiles, 2)
 	def(&c.Starts, max(4, 2*runtime.NumCPU()))

@@ -45,6 +45,19 @@ func (e *events) add(n wire.EventReport, now time.Time) bool {
 	if n.Count == 0 {
 		n.Count = 1
 	}
+	if e.again(n) {
+		return true
+	}
+	if !e.allow(n.UID+"/"+n.Object.Name, now) {
+		e.dropped++
+		return false
+	}
+	e.push(n)
+	return true
+}
+
+// again counts an event that already waits.
+func (e *events) again(n wire.EventReport) bool {
 	for i := range e.queue {
 		q := &e.queue[i]
 		if q.Object == n.Object && q.UID == n.UID && q.FieldPath == n.FieldPath && q.Type == n.Type && q.Reason == n.Reason && q.Message == n.Message {
@@ -53,17 +66,30 @@ func (e *events) add(n wire.EventReport, now time.Time) bool {
 			return true
 		}
 	}
-	if !e.allow(n.UID+"/"+n.Object.Name, now) {
-		e.dropped++
-		return false
-	}
+	return false
+}
+
+// push queues an event; when the queue is full one leaves.
+func (e *events) push(n wire.EventReport) {
 	if len(e.queue) >= eventsMax {
 		i := slices.IndexFunc(e.queue, func(q wire.EventReport) bool { return q.Type == corev1.EventTypeNormal })
 		e.queue = slices.Delete(e.queue, max(i, 0), max(i, 0)+1)
 		e.dropped++
 	}
 	e.queue = append(e.queue, n)
-	return true
+}
+
+// restore puts back, before what came meanwhile, what could not be reported.
+// Their objects have spoken once already, so no limit counts them again: an
+// outage would use it up with nothing but its own retries.
+func (e *events) restore(list []wire.EventReport) {
+	newer := e.queue
+	e.queue = slices.Clone(list)
+	for _, n := range newer {
+		if !e.again(n) {
+			e.push(n)
+		}
+	}
 }
 
 func (e *events) allow(source string, now time.Time) bool {

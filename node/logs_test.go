@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -64,6 +65,36 @@ func TestLogs(t *testing.T) {
 		b.after(5 * time.Second)
 		if left, _ := os.ReadDir(filepath.Join(b.c.StateDir, "logs")); len(left) != 0 {
 			t.Fatalf("logs left: %v", left)
+		}
+	})
+}
+
+// TestSweepTakesItsOwn: only what has the form of a pod's folder of logs goes
+// when no pod has it.
+func TestSweepTakesItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		const uid = "a14ff9c8-7d34-4a5e-9b5f-0123456789ab"
+		dir := filepath.Join(b.c.StateDir, "logs")
+		file := filepath.Join(dir, "default_b_"+uid)
+		for _, err := range []error{
+			os.MkdirAll(filepath.Join(dir, "default_a_"+uid, "main"), 0o755), os.Mkdir(filepath.Join(dir, "my_photos"), 0o755),
+			os.Mkdir(filepath.Join(dir, "of_my_cat"), 0o755), os.WriteFile(filepath.Join(dir, "logs_test.go"), nil, 0o600), os.WriteFile(file, nil, 0o600),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.start()
+		defer b.stop()
+		b.after(time.Minute)
+		var left []string
+		entries, err := os.ReadDir(dir)
+		for _, e := range entries {
+			left = append(left, e.Name())
+		}
+		if want := []string{"default_b_" + uid, "logs_test.go", "my_photos", "of_my_cat"}; err != nil || !slices.Equal(left, want) {
+			t.Fatalf("left %v, want %v (%v)", left, want, err)
 		}
 	})
 }

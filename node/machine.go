@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
+	"github.com/dunlin-project/dunlin/node/eviction"
 	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -24,6 +25,9 @@ const RuntimeLabel = "dunlin.dev/runtime."
 // LimitsEnforced is False on a node that cannot hold containers to their
 // memory limits.
 const LimitsEnforced corev1.NodeConditionType = "dunlin.dev/LimitsEnforced"
+
+// RunsContainers is False on a node that runs Wasm modules only.
+const RunsContainers corev1.NodeConditionType = "dunlin.dev/RunsContainers"
 
 // kubernetesVersion is that of the API types, for kubeletVersion.
 const kubernetesVersion = "v1.37.2"
@@ -36,20 +40,32 @@ type MachineFacts struct {
 	MachineID  string
 	SystemUUID string
 	CPUMilli   int64
-	Memory     int64 // bytes
-	Storage    int64 // bytes, of the file system of the state folder
-	Addresses  []string
+	Memory     int64      // bytes
+	Storage    int64      // bytes, of the file system of the state folder
+	Disk       *DiskFacts // of the same; nil: not known
+	// FreeMemory in bytes and PIDs in processes and threads; nil: not known.
+	FreeMemory, PIDs *SupplyFacts
+	Addresses        []string
 	// LimitsReason and LimitsMessage say why limits are not enforced; empty
 	// when they are.
 	LimitsReason, LimitsMessage string
+	// ContainersReason and ContainersMessage say why the node runs no OCI
+	// containers, or with an empty reason what runs them; both empty: nothing
+	// is said of it.
+	ContainersReason, ContainersMessage string
 }
 
-const machineInterval = 30 * time.Second
+// machineInterval is how often the machine is looked at: the kubelet's
+// eviction manager looks every 10 s, too.
+const machineInterval = 10 * time.Second
 
-// machineLoop notices a changed address, memory or limit.
+// machineLoop notices a changed address, memory or limit, and what runs short.
 func (a *Agent) machineLoop(ctx context.Context) {
+	defer a.watchStalls(ctx)()
 	for sleep(ctx, a.c.Jitter(machineInterval), a.look) {
-		if a.updateMachine() {
+		addresses, due := a.updateMachine()
+		a.relieve(ctx, due)
+		if addresses {
 			a.mu.RLock()
 			for _, i := range a.known {
 				if i.worker != nil {
@@ -58,11 +74,29 @@ func (a *Agent) machineLoop(ctx context.Context) {
 			}
 			a.mu.RUnlock()
 		}
+		a.collectImages(ctx, time.Now())
 	}
 }
 
+// watchStalls looks at the machine when the kernel says that memory is scarce.
+// Call the function that it returns once ctx has ended.
+func (a *Agent) watchStalls(ctx context.Context) (wait func()) {
+	if a.c.Stalls == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := a.c.Stalls(ctx, a.Refresh); err != nil {
+			a.log.Info("the kernel does not tell when memory is scarce", "every", machineInterval, "reason", err)
+		}
+	}()
+	return func() { <-done }
+}
+
 // updateMachine reads the facts and sends the Node when its meaning changed.
-func (a *Agent) updateMachine() (addresses bool) {
+// due is what a pod has to go for.
+func (a *Agent) updateMachine() (addresses bool, due []eviction.Met) {
 	f := a.c.Machine.Facts()
 	a.mu.Lock()
 	addresses = !slices.Equal(f.Addresses, a.machine.Addresses)
@@ -74,20 +108,30 @@ func (a *Agent) updateMachine() (addresses bool) {
 		corev1.ResourcePods:             *resource.NewQuantity(int64(a.c.MaxPods), resource.DecimalSI),
 	}
 	a.mu.Unlock()
+	a.adoptConditions()
+	due = a.pressures.look(f.readings(), time.Now())
 	n := a.nodeObject(f)
+	a.mu.Lock()
+	a.pressed = pressed(n.Status.Conditions)
+	a.mu.Unlock()
 	b, err := direct.Marshal(n)
 	if err != nil {
 		a.log.Error("node object cannot be encoded", "err", err)
-		return addresses
+		return addresses, due
 	}
 	if !bytes.Equal(b, a.nodeSent) {
 		a.nodeSent = b
 		a.reports.setNode(b)
 	}
-	return addresses
+	return addresses, due
 }
 
 func (a *Agent) handlers() []string { return slices.Sorted(maps.Keys(a.c.Runtimes)) }
+
+// ReservedLabel says whether a label is what the node finds out by itself.
+func ReservedLabel(key string) bool {
+	return key == corev1.LabelArchStable || key == corev1.LabelOSStable || key == corev1.LabelHostname || strings.HasPrefix(key, RuntimeLabel)
+}
 
 // ownLabels are the labels that the node gives itself.
 func (a *Agent) ownLabels() map[string]string {
@@ -134,6 +178,7 @@ func (a *Agent) nodeObject(f MachineFacts) *corev1.Node {
 	}
 	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: host})
 	n.Status.Conditions = a.nodeConditions(f)
+	n.Status.Images = a.imagesHere(time.Now())
 	return n
 }
 
@@ -154,27 +199,36 @@ func containerRuntimeVersion(rts map[string]workload.Runtime) string {
 	return slices.Sorted(maps.Keys(rts))[0] + "://unknown"
 }
 
-// nodeConditions keeps transition times, across agents too: those of the
-// Node in the assignment are taken up.
-func (a *Agent) nodeConditions(f MachineFacts) []corev1.NodeCondition {
-	if a.nodeConds == nil {
-		n := &corev1.Node{}
-		if a.object("Node", "", a.c.NodeName, n) {
-			a.nodeConds = n.Status.Conditions
-		}
+// adoptConditions takes up what an earlier agent told: the Node in the
+// assignment has it.
+func (a *Agent) adoptConditions() {
+	n := &corev1.Node{}
+	if a.nodeConds == nil && a.object("Node", "", a.c.NodeName, n) {
+		a.nodeConds = n.Status.Conditions
+		a.pressures.adopt(a.nodeConds, time.Now())
 	}
+}
+
+// nodeConditions keeps transition times, across agents too.
+func (a *Agent) nodeConditions(f MachineFacts) []corev1.NodeCondition {
 	no := func(t corev1.NodeConditionType, reason, message string) corev1.NodeCondition {
 		return corev1.NodeCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message}
 	}
 	conds := []corev1.NodeCondition{
-		no(corev1.NodeMemoryPressure, "KubeletHasSufficientMemory", "the agent sees no memory pressure"),
-		no(corev1.NodeDiskPressure, "KubeletHasNoDiskPressure", "the agent sees no disk pressure"),
-		no(corev1.NodePIDPressure, "KubeletHasSufficientPID", "the agent sees no shortage of process ids"),
+		a.pressures.condition(corev1.NodeMemoryPressure, time.Now()),
+		a.pressures.condition(corev1.NodeDiskPressure, time.Now()),
+		a.pressures.condition(corev1.NodePIDPressure, time.Now()),
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "the agent runs and takes pods"},
 		{Type: LimitsEnforced, Status: corev1.ConditionTrue, Reason: "LimitsEnforced", Message: "memory limits are enforced"},
 	}
 	if f.LimitsReason != "" {
 		conds[len(conds)-1] = no(LimitsEnforced, f.LimitsReason, f.LimitsMessage)
+	}
+	switch {
+	case f.ContainersReason != "":
+		conds = append(conds, no(RunsContainers, f.ContainersReason, f.ContainersMessage))
+	case f.ContainersMessage != "":
+		conds = append(conds, corev1.NodeCondition{Type: RunsContainers, Status: corev1.ConditionTrue, Reason: "RuntimeWorks", Message: f.ContainersMessage})
 	}
 	now := metav1.NewTime(a.c.Clock.Now().UTC().Truncate(time.Second))
 	for i := range conds {
@@ -212,7 +266,7 @@ func (a *Agent) fieldFactsFor(s *podState, rt workload.Runtime) volumes.Facts {
 	}
 	a.mu.RUnlock()
 	if id, ok := rt.(Identifier); ok {
-		f.UID = id.PodUID(s.rec.UID)
+		f.UID = id.PodUID(a.identityOf(s))
 		f.GID = f.UID
 	}
 	return f

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,8 +20,15 @@ import (
 type HostMachine struct {
 	StateDir string
 	Network  network.Network
+	// Memory bounds what the node's pods may take together, bytes; 0 is the
+	// machine's. Pods is what they take; nil: not known.
+	Memory int64
+	Pods   func() (workingSet int64, ok bool)
 	// Limits says whether memory limits are enforced; an empty reason is yes.
 	Limits func() (reason, message string)
+	// Containers says whether OCI containers can run here: an empty reason is
+	// yes, and the message then names what runs them. Nil: not said.
+	Containers func() (reason, message string)
 }
 
 // Facts implements Machine.
@@ -37,11 +45,22 @@ func (h *HostMachine) Facts() MachineFacts {
 	var st unix.Statfs_t
 	if unix.Statfs(h.StateDir, &st) == nil {
 		f.Storage = int64(st.Blocks) * int64(st.Bsize) //nolint:unconvert // differs by architecture
+		f.Disk = &DiskFacts{
+			Path: h.StateDir, Size: f.Storage, Inodes: int64(st.Files), InodesFree: int64(st.Ffree),
+			Free: int64(st.Bavail) * int64(st.Bsize), //nolint:unconvert // differs by architecture
+		}
+	}
+	f.FreeMemory, f.PIDs = h.freeMemory(f.Memory), pids()
+	if h.Memory > 0 {
+		f.Memory = min(f.Memory, h.Memory)
 	}
 	if h.Network != nil {
 		for _, ip := range h.Network.NodeIPs() {
 			f.Addresses = append(f.Addresses, ip.String())
 		}
+	}
+	if h.Containers != nil {
+		f.ContainersReason, f.ContainersMessage = h.Containers()
 	}
 	if h.Limits != nil {
 		f.LimitsReason, f.LimitsMessage = h.Limits()
@@ -49,6 +68,45 @@ func (h *HostMachine) Facts() MachineFacts {
 		f.LimitsReason, f.LimitsMessage = "NotRoot", "the agent does not run as root, so memory and CPU limits of containers are not enforced"
 	}
 	return f
+}
+
+// freeMemory is what is left of the bound of the node's pods, or else of the
+// machine (MemAvailable, proc_meminfo(5)).
+func (h *HostMachine) freeMemory(total int64) *SupplyFacts {
+	if h.Memory > 0 && h.Memory < total && h.Pods != nil {
+		used, ok := h.Pods()
+		if !ok {
+			return nil
+		}
+		return &SupplyFacts{Capacity: h.Memory, Available: max(h.Memory-used, 0)}
+	}
+	size, free := memInfo("MemTotal:"), memInfo("MemAvailable:")
+	if size == 0 || free == 0 {
+		return nil // kernels before 3.14 do not tell
+	}
+	return &SupplyFacts{Capacity: size, Available: free}
+}
+
+// pids are the process ids that the kernel gives, and those that are left;
+// each thread takes one.
+func pids() *SupplyFacts {
+	most, err := strconv.ParseInt(line("/proc/sys/kernel/pid_max"), 10, 64)
+	if err != nil {
+		return nil
+	}
+	if n, err := strconv.ParseInt(line("/proc/sys/kernel/threads-max"), 10, 64); err == nil {
+		most = min(most, n)
+	}
+	fields := strings.Fields(line("/proc/loadavg"))
+	if len(fields) < 4 {
+		return nil
+	}
+	_, all, _ := strings.Cut(fields[3], "/")
+	n, err := strconv.ParseInt(all, 10, 64)
+	if err != nil {
+		return nil
+	}
+	return &SupplyFacts{Capacity: most, Available: max(most-n, 0)}
 }
 
 func machineBoot() string { return line("/proc/sys/kernel/random/boot_id") }
@@ -98,20 +156,25 @@ func quotaMilli(quota, period string) int64 {
 
 // memory is the machine's, cut by the limit of the agent's own group.
 func memory() int64 {
-	total := int64(0)
-	b, _ := os.ReadFile("/proc/meminfo")
-	for l := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(l, "MemTotal:"); ok {
-			kib, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(v), "kB")), 10, 64)
-			total = kib << 10
-		}
-	}
+	total := memInfo("MemTotal:")
 	for _, v := range []string{ownGroup("", "memory.max"), ownGroup("memory", "memory.limit_in_bytes")} {
 		if n, err := strconv.ParseInt(v, 10, 64); err == nil && n > 0 {
 			total = min(total, n)
 		}
 	}
 	return total
+}
+
+// memInfo is one line of proc_meminfo(5), in bytes.
+func memInfo(name string) int64 {
+	b, _ := os.ReadFile("/proc/meminfo")
+	for l := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(l, name); ok {
+			kib, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(v), "kB")), 10, 64)
+			return kib << 10
+		}
+	}
+	return 0
 }
 
 // ownGroup reads a file of the agent's control group; controller "" is
@@ -141,4 +204,27 @@ func ownGroup(controller, file string) string {
 		}
 	}
 	return ""
+}
+
+// MachineUsage implements UsageReader: proc_stat(5) and what is not available
+// of the memory; with a bound, what the pods take of it.
+func (h *HostMachine) MachineUsage() (cpuNanos, memoryBytes uint64) {
+	const tick = uint64(time.Second / 100) // USER_HZ
+	fields := strings.Fields(firstLine("/proc/stat"))
+	for i, f := range fields {
+		// user, nice, system, then idle and iowait, which are no use, irq,
+		// softirq, steal; what comes after is in user already.
+		if n, err := strconv.ParseUint(f, 10, 64); err == nil && (i >= 1 && i <= 3 || i >= 6 && i <= 8) {
+			cpuNanos += n * tick
+		}
+	}
+	if m := h.freeMemory(memory()); m != nil {
+		memoryBytes = uint64(max(m.Capacity-m.Available, 0))
+	}
+	return cpuNanos, memoryBytes
+}
+
+func firstLine(path string) string {
+	l, _, _ := strings.Cut(line(path), "\n")
+	return l
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/dunlin-project/dunlin/wire"
+	"github.com/dunlin-project/dunlin/wire/mux"
 )
 
 // Link is the agent's one outbound connection to the control plane,
@@ -30,4 +31,12 @@ type StreamServer interface {
 	// Logs writes the container's log as text. It returns when done or, with
 	// Follow, when ctx ends or the container has ended.
 	Logs(ctx context.Context, namespace, pod, uid string, o *corev1.PodLogOptions, w io.Writer) error
+}
+
+// SessionServer serves exec, attach and portforward.
+type SessionServer interface {
+	// Session refuses the request with an apierrors.APIStatus, or calls begin
+	// once and serves what the control plane opens on it until that is over or
+	// ctx ends.
+	Session(ctx context.Context, r *wire.StreamRequest, begin func() (*mux.Mux, error)) error
 }

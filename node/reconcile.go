@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
@@ -20,12 +21,23 @@ const (
 // isStatic says whether a pod comes from this node's own folder.
 func isStatic(pod *corev1.Pod) bool { return pod.Annotations[ConfigSourceAnnotation] == "file" }
 
+// wish is one pod that this node shall have, as it was read from one
+// assignment. Pod and version travel together: the pull loop may bring the
+// next assignment at any moment, and a pod that is noted under a version that
+// it does not have would never be looked at again.
+type wish struct {
+	pod     *corev1.Pod
+	version uint64 // resourceVersion in the assignment; 0 for static pods
+}
+
 // wanted lists the pods that this node shall have, oldest first, and the
 // uids of those whose objects cannot be read: they stay as they are.
-func (a *Agent) wanted() (out []*corev1.Pod, unreadable map[string]bool) {
+func (a *Agent) wanted() (out []wish, unreadable map[string]bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	out = slices.Clone(a.statics)
+	for _, pod := range a.statics {
+		out = append(out, wish{pod: pod})
+	}
 	unreadable = map[string]bool{}
 	for _, o := range a.asg.Objects {
 		if o.Ref.Kind != "Pod" {
@@ -33,7 +45,7 @@ func (a *Agent) wanted() (out []*corev1.Pod, unreadable map[string]bool) {
 		}
 		// A worker that has this version needs no decoding again.
 		if i, ok := a.known[o.UID]; ok && i.worker != nil && i.version == o.ResourceVersion && i.assigned != nil {
-			out = append(out, i.assigned)
+			out = append(out, wish{i.assigned, i.version})
 			continue
 		}
 		pod := &corev1.Pod{}
@@ -48,9 +60,10 @@ func (a *Agent) wanted() (out []*corev1.Pod, unreadable map[string]bool) {
 		if isStatic(pod) { // only files of this node are
 			pod.Annotations[ConfigSourceAnnotation] = "api"
 		}
-		out = append(out, pod)
+		out = append(out, wish{pod, o.ResourceVersion})
 	}
-	slices.SortStableFunc(out, func(x, y *corev1.Pod) int {
+	slices.SortStableFunc(out, func(l, r wish) int {
+		x, y := l.pod, r.pod
 		if c := critical(y) - critical(x); c != 0 {
 			return c
 		}
@@ -77,21 +90,25 @@ func critical(pod *corev1.Pod) int {
 // reconcile makes workers match what is wanted. Main loop only.
 func (a *Agent) reconcile(ctx context.Context) {
 	known := a.assignmentKnown()
-	pods, want := a.wanted()
-	a.expireTombstones(pods, known)
-	for _, pod := range pods {
-		uid := string(pod.UID)
+	wishes, want := a.wanted()
+	a.match(ctx, wishes, want, known)
+}
+
+func (a *Agent) match(ctx context.Context, wishes []wish, want map[string]bool, known bool) {
+	a.expireTombstones(wishes, known)
+	for _, wi := range wishes {
+		pod, uid := wi.pod, string(wi.pod.UID)
 		if _, stray := a.strays[uid]; stray && !isStatic(pod) {
 			continue
 		}
 		want[uid] = true
 		if w := a.workers[uid]; w != nil {
-			a.hand(w, pod)
+			a.hand(w, wi)
 			continue
 		}
 		// An edited file's new pod waits until the old one has left.
 		if !a.isGone(uid) && (!isStatic(pod) || !a.nameTaken(pod)) {
-			a.start(ctx, pod)
+			a.start(ctx, wi)
 		}
 	}
 	for uid, w := range a.workers {
@@ -117,11 +134,16 @@ func (a *Agent) nameTaken(pod *corev1.Pod) bool {
 }
 
 // hand gives a worker its pod's newest object, if it is new.
-func (a *Agent) hand(w *worker, pod *corev1.Pod) {
+func (a *Agent) hand(w *worker, wi wish) {
+	pod := wi.pod
 	a.mu.Lock()
-	i := a.known[w.uid]
+	i, ok := a.known[w.uid]
+	if !ok { // the worker has ended; the main loop is about to hear of it
+		a.mu.Unlock()
+		return
+	}
 	fresh := i.assigned != pod
-	i.assigned, i.version = pod, a.versionOf(pod)
+	i.assigned, i.version = pod, wi.version
 	a.known[w.uid] = i
 	refs := w.refs != a.refsSerial
 	w.refs = a.refsSerial
@@ -136,14 +158,10 @@ func (a *Agent) hand(w *worker, pod *corev1.Pod) {
 	}
 }
 
-func (a *Agent) versionOf(pod *corev1.Pod) uint64 {
-	return a.asg.Objects[string(pod.UID)].ResourceVersion
-}
-
 // start starts the pod's worker from what is known of it here; a pod that is
 // new is admitted first.
-func (a *Agent) start(ctx context.Context, pod *corev1.Pod) {
-	uid := string(pod.UID)
+func (a *Agent) start(ctx context.Context, wi wish) {
+	pod, uid := wi.pod, string(wi.pod.UID)
 	rec, states := a.recs[uid], a.found[uid]
 	delete(a.recs, uid)
 	delete(a.found, uid)
@@ -165,11 +183,14 @@ func (a *Agent) start(ctx context.Context, pod *corev1.Pod) {
 	}
 	w.state.rec.Static = isStatic(pod) || rec != nil && rec.Static
 	w.closing = ctx.Done()
+	if rec == nil && !w.mute {
+		w.born = time.Now()
+	}
 	a.workers[w.uid] = w
 	a.mu.Lock()
 	s := &w.state
 	a.known[w.uid] = podInfo{
-		worker: w, pod: pod, assigned: pod, version: a.versionOf(pod),
+		worker: w, pod: pod, assigned: pod, version: wi.version,
 		inactive: w.mute || s.rec.Verdict != nil || s.rec.Finished,
 	}
 	w.refs = a.refsSerial
@@ -203,7 +224,7 @@ func (a *Agent) noteUnknown(uids []string) {
 }
 
 // expireTombstones forgets what is acknowledged and no longer assigned.
-func (a *Agent) expireTombstones(pods []*corev1.Pod, known bool) {
+func (a *Agent) expireTombstones(pods []wish, known bool) {
 	generation := a.Generation()
 	for uid, g := range a.strays {
 		if g != generation {
@@ -213,7 +234,7 @@ func (a *Agent) expireTombstones(pods []*corev1.Pod, known bool) {
 	a.goneMu.Lock()
 	var drop []store.Gone
 	for _, g := range a.gones {
-		assigned := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return string(p.UID) == g.UID })
+		assigned := slices.ContainsFunc(pods, func(w wish) bool { return string(w.pod.UID) == g.UID })
 		if g.Acked && known && !assigned {
 			drop = append(drop, g)
 		}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ const (
 	reportPods    = 200
 	reportBytes   = 1 << 20
 	reportEvents  = 200
+	reportVolumes = 100
 	reportGather  = 10 * time.Millisecond // what comes together is sent together
 	reportTimeout = 30 * time.Second
 	reportFirst   = 500 * time.Millisecond
@@ -43,12 +45,13 @@ type reports struct {
 	node    []byte
 	nodeNew bool
 	events  events
-	news    chan struct{} // 1
+	volumes map[string]wire.VolumeReport // by uid; what is not committed yet
+	news    chan struct{}                // 1
 	seq     uint64
 }
 
 func newReports() *reports {
-	return &reports{pods: map[string]*report{}, news: make(chan struct{}, 1)}
+	return &reports{pods: map[string]*report{}, volumes: map[string]wire.VolumeReport{}, news: make(chan struct{}, 1)}
 }
 
 func (r *reports) wake() {
@@ -107,6 +110,17 @@ func (r *reports) event(e wire.EventReport) {
 	}
 }
 
+// volume says that a volume was removed, until that is committed.
+func (r *reports) volume(v wire.VolumeReport) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, said := r.volumes[v.UID]; said || len(r.volumes) >= reportVolumes {
+		return // the rest is said when these are committed: they stay in the assignment
+	}
+	r.volumes[v.UID] = v
+	r.wake()
+}
+
 // pending is one report under way.
 type pending struct {
 	versions map[string]uint64
@@ -139,9 +153,13 @@ func (r *reports) build(boot string) (*wire.Report, pending) {
 		out.Node, p.node = r.node, true
 		r.nodeNew = false
 	}
+	for _, uid := range slices.Sorted(maps.Keys(r.volumes)) {
+		out.Volumes = append(out.Volumes, r.volumes[uid])
+		p.versions[uid] = 0
+	}
 	out.Events = r.events.take(reportEvents)
 	p.events = out.Events
-	if len(out.Pods) == 0 && out.Node == nil && len(out.Events) == 0 {
+	if len(out.Pods) == 0 && out.Node == nil && len(out.Events) == 0 && len(out.Volumes) == 0 {
 		return nil, p
 	}
 	r.seq++
@@ -154,9 +172,7 @@ func (r *reports) failed(p pending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.nodeNew = r.nodeNew || p.node
-	for _, e := range p.events {
-		r.events.add(e, time.Now())
-	}
+	r.events.restore(p.events)
 }
 
 // answered notes what is committed. It returns the pods whose last word is
@@ -168,6 +184,11 @@ func (r *reports) answered(p pending, a *wire.ReportReply) (gone, unknown []stri
 	for _, list := range [][]string{a.Committed, a.Unknown} {
 		for _, uid := range list {
 			v, sent := p.versions[uid]
+			if _, volume := r.volumes[uid]; volume && sent {
+				delete(r.volumes, uid)
+				delete(p.versions, uid)
+				continue
+			}
 			e := r.pods[uid]
 			if !sent || e == nil {
 				continue
@@ -195,9 +216,27 @@ func (r *reports) all() {
 			r.queue(uid)
 		}
 	}
-	if len(r.order) > 0 || r.nodeNew || r.events.len() > 0 {
+	if len(r.order) > 0 || len(r.volumes) > 0 || r.nodeNew || r.events.len() > 0 {
 		r.wake()
 	}
+}
+
+// backlog is what waits to be said.
+type backlog struct {
+	pods, events int
+	dropped      uint64
+}
+
+func (r *reports) waiting() backlog {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b := backlog{events: r.events.len(), dropped: r.events.dropped}
+	for _, e := range r.pods {
+		if e.acked != e.version {
+			b.pods++
+		}
+	}
+	return b
 }
 
 // resend makes one pod's status go out again.
@@ -238,8 +277,14 @@ func (a *Agent) reportLoop(ctx context.Context, hints <-chan struct{}) {
 				wait.reset()
 				break
 			}
-			// A hint (the link is back) ends the wait.
-			if !sleep(ctx, wait.next(), hints) {
+			// A hint (the link is back) ends the wait; so does news of others
+			// while the server answers: one pod that it cannot take yet holds up
+			// nobody.
+			var news <-chan struct{}
+			if err == nil {
+				news = a.reports.news
+			}
+			if !sleepUntil(ctx, wait.next(), hints, news) {
 				return
 			}
 		}
@@ -258,15 +303,18 @@ func (a *Agent) reportOnce(ctx context.Context) (again bool, err error) {
 		cancel()
 		if err != nil {
 			a.reports.failed(p)
+			a.reported(resultError)
 			return true, err
 		}
 		if reply.Refused != "" {
 			a.reports.failed(p)
+			a.reported(resultRefused)
 			if a.refused.due(time.Now()) {
 				a.log.Warn("the server refuses this node's report", "reason", reply.Refused)
 			}
 			return true, nil
 		}
+		a.reported(resultOK)
 		gone, unknown, again := a.reports.answered(p, reply)
 		a.acknowledged(gone, unknown)
 		if again {
@@ -277,6 +325,11 @@ func (a *Agent) reportOnce(ctx context.Context) (again bool, err error) {
 
 // sleep waits for d or an early wake; false when ctx ended.
 func sleep(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
+	return sleepUntil(ctx, d, early, nil)
+}
+
+// sleepUntil is sleep with two early wakes; either may be nil.
+func sleepUntil(ctx context.Context, d time.Duration, early, or <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -284,6 +337,7 @@ func sleep(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
 		return false
 	case <-t.C:
 	case <-early:
+	case <-or:
 	}
 	return true
 }

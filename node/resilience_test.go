@@ -15,8 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/runtime/workload"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // TestAgentRestartAdopts: with 20 pods running, an agent restart restarts
@@ -103,6 +105,45 @@ func TestOfflineBoot(t *testing.T) {
 		st := b.want("uid-p0", "Running+Ready")
 		if st.ContainerStatuses[0].RestartCount != 10 {
 			t.Fatalf("restart count %d after 10 boots", st.ContainerStatuses[0].RestartCount)
+		}
+		b.stop()
+	})
+}
+
+// TestBootsWithAKeptRunFolder: where the run folder is on a disk, runtimes
+// still know the attempts of the boot before and say that they were lost.
+// Each is one restart with a log of its own, and waits for nothing.
+func TestBootsWithAKeptRunFolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.link.put("Pod", wasmPod("a"))
+		b.start()
+		b.after(5 * time.Second)
+		for boot := range 5 {
+			b.stop()
+			b.rt.end(workload.ID{PodUID: "uid-a", Container: "main", Attempt: boot}, 137, reasonHostLost)
+			b.c.MachineBoot = fmt.Sprint("boot", boot+2)
+			b.start()
+			b.after(2 * time.Second)
+			st := b.want("uid-a", "Running+Ready").ContainerStatuses[0]
+			if last := st.LastTerminationState.Terminated; int(st.RestartCount) != boot+1 || last == nil || last.Reason != reasonHostLost {
+				t.Fatalf("boot %d: %+v", boot, st)
+			}
+			logs := map[string]bool{}
+			for _, id := range b.rt.started() {
+				logs[b.rt.specs[id].LogPath] = true
+			}
+			if len(logs) != boot+2 {
+				t.Fatalf("boot %d: logs %v", boot, logs)
+			}
+		}
+		// The same in one boot is the container's own affair.
+		b.rt.end(workload.ID{PodUID: "uid-a", Container: "main", Attempt: 5}, 137, reasonHostLost)
+		b.after(2 * time.Second)
+		b.rt.end(workload.ID{PodUID: "uid-a", Container: "main", Attempt: 6}, 137, reasonHostLost)
+		b.after(2 * time.Second)
+		if w := b.link.statusOf("uid-a").ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "CrashLoopBackOff" {
+			t.Fatalf("waits for %+v", w)
 		}
 		b.stop()
 	})
@@ -226,6 +267,89 @@ func TestDiskFull(t *testing.T) {
 	})
 }
 
+// TestHalfMadeContainer: an agent died between the record of an attempt and the
+// process. The next one starts it if the pod shall run, without counting a
+// restart, and removes what is left if it shall not.
+func TestHalfMadeContainer(t *testing.T) {
+	for _, known := range []bool{true, false} { // does the database know of the attempt?
+		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				b.link.put("Pod", wasmPod("runs"))
+				for _, uid := range []string{"uid-runs", "uid-leaves"} {
+					id := workload.ID{PodUID: uid, Container: "main"}
+					b.rt.states[id] = &workload.State{ID: id, Phase: workload.Created}
+					rec := store.Pod{UID: uid, Namespace: "default", Name: strings.TrimPrefix(uid, "uid-"),
+						Containers: []store.Container{{Name: "main", Begun: true, Boot: "boot-1"}}}
+					if known {
+						if err := b.db.SavePod(rec); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				b.link.put("Pod", deleted(wasmPod("leaves"), 1))
+				b.start()
+				defer b.stop()
+				b.after(20 * time.Second)
+				if st := b.want("uid-runs", "Running+Ready"); st.ContainerStatuses[0].RestartCount != 0 {
+					t.Errorf("a restart was counted: %+v", st)
+				}
+				if !b.link.gone["uid-leaves"] || len(b.rt.states) != 1 {
+					t.Errorf("gone: %v, what is left: %v", b.link.gone, b.rt.states)
+				}
+			})
+		})
+	}
+}
+
+// TestNewsBetweenReadingAndActing lets the pull loop bring the next assignment
+// while the main loop works through the one before: what is new in it must be
+// seen by the next look, whether the pod was starting or running meanwhile.
+func TestNewsBetweenReadingAndActing(t *testing.T) {
+	for _, when := range []string{"starting", "running"} {
+		t.Run(when, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				a, err := New(b.c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer a.group.Wait()
+				defer cancel()
+				a.swept = true
+				assign := func(generation uint64, pod *corev1.Pod) {
+					b.link.put("Pod", pod)
+					asg := store.Assignment{Epoch: 1, Generation: generation, Known: true, Objects: map[string]wire.Object{}}
+					for _, o := range b.link.asg.Objects {
+						asg.Objects[o.UID] = o
+					}
+					a.setAssignment(asg)
+				}
+				pod := wasmPod("p")
+				assign(1, pod)
+				if when == "running" {
+					a.reconcile(ctx)
+					pod.Labels = map[string]string{"edited": "yes"}
+					assign(2, pod)
+				}
+				wishes, want := a.wanted()
+				assign(3, deleted(pod, 0))
+				a.match(ctx, wishes, want, true)
+				b.after(time.Second)
+				if got := b.rt.running(); len(got) != 1 {
+					t.Fatalf("%v run", got)
+				}
+				a.reconcile(ctx)
+				b.after(time.Minute)
+				if got := b.rt.running(); len(got) != 0 || !a.isGone("uid-p") {
+					t.Fatalf("a deleted pod goes on: %v run", got)
+				}
+			})
+		})
+	}
+}
+
 // TestCrashBetweenWrites cuts the power of the database before each write
 // of a pod's life, once on its way up and once on its way down, and starts
 // another agent: no container is started twice, and all is gone in the end.
@@ -309,11 +433,13 @@ func TestRejected(t *testing.T) {
 	for reason, edit := range map[string]func(*corev1.Pod){
 		"OutOfcpu":                 func(p *corev1.Pod) { requests(p, "cpu", "3") },
 		"OutOfmemory":              func(p *corev1.Pod) { requests(p, "memory", "2Gi") },
-		"OutOfexample.com/gpu":     func(p *corev1.Pod) { requests(p, "example.com/gpu", "1") },
 		"NodeAffinity":             func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} },
 		"NodePorts":                func(p *corev1.Pod) { hostPort(p, 8080) },
 		"RuntimeClassNotSupported": func(p *corev1.Pod) { p.Spec.RuntimeClassName = &odd },
-		"":                         func(p *corev1.Pod) { requests(p, "cpu", "1") },
+		"": func(p *corev1.Pod) {
+			requests(p, "cpu", "1")
+			p.Spec.Containers[0].Resources.Requests["example.com/gpu"] = mustQuantity("1") // advertised through the API
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBed(t)

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -28,12 +27,15 @@ func (a *Agent) logs() string { return filepath.Join(a.c.StateDir, "logs") }
 // containerSpec describes one attempt to the runtime, but for its listeners.
 func (a *Agent) containerSpec(s *podState, c *ctrState, id workload.ID, paths map[string]string) (workload.Spec, error) {
 	pod := s.pod
+	if err := seLinux(pod, c.spec, seLinuxOn()); err != nil {
+		return workload.Spec{}, configError(err)
+	}
 	f := a.fieldFacts(s)
 	env, err := resolveEnv(pod, c.spec, a.serviceEnv(pod), a, f)
 	if err != nil {
 		return workload.Spec{}, err
 	}
-	mounts, err := resolveMounts(c.spec, paths, env)
+	mounts, err := resolveMounts(c.spec, paths, readOnlyVolumes(pod), env)
 	if err != nil {
 		return workload.Spec{}, configError(err)
 	}
@@ -43,23 +45,33 @@ func (a *Agent) containerSpec(s *podState, c *ctrState, id workload.ID, paths ma
 		Command: expandAll(env, c.spec.Command), Args: expandAll(env, c.spec.Args),
 		Env: env.list(), WorkingDir: c.spec.WorkingDir, Mounts: mounts,
 		Resources: resources(pod, c.spec, f.Allocatable),
-		Identity:  identity(pod, c.spec),
-		Stdin:     c.spec.Stdin, TTY: c.spec.TTY, Hostname: hostname(pod),
+		Identity:  a.identityFor(s, c.spec),
+		Security:  security(pod, c.spec, a.seccompDir()),
+		Stdin:     c.spec.Stdin, StdinOnce: c.spec.StdinOnce, TTY: c.spec.TTY, Hostname: hostname(pod),
 		CgroupParent: "pods/" + qosFolder(manifests.QOSClass(pod)) + "/" + string(pod.UID),
 		LogPath:      a.logPath(pod.Namespace, pod.Name, string(pod.UID), c.rec.Name, id.Attempt),
 		LogMaxBytes:  a.c.LogMaxBytes, LogMaxFiles: a.c.LogMaxFiles,
 		Annotations: pod.Annotations,
 	}
 	spec.Resources.PidsLimit = a.c.PidsLimit
+	if s.rec.Allocation != nil {
+		spec.Namespace = s.rec.Allocation.Namespace
+	}
+	if allow := pod.Annotations[manifests.AnnotationOutbound]; allow != "" && a.handler(pod) == wasmHandler {
+		if spec.Outbound, err = a.outbound(pod, allow); err != nil {
+			return workload.Spec{}, configError(err)
+		}
+	}
+	if a.handler(pod) == ociHandler {
+		if err := a.forContainer(s, c, &spec); err != nil {
+			return workload.Spec{}, err
+		}
+	}
 	if sc := c.spec.SecurityContext; sc != nil && sc.ReadOnlyRootFilesystem != nil {
 		spec.ReadOnlyRoot = *sc.ReadOnlyRootFilesystem
 	}
-	if text := pod.Annotations[manifests.AnnotationStopDeadline]; text != "" {
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return workload.Spec{}, configError(fmt.Errorf("annotation %s: %w", manifests.AnnotationStopDeadline, err))
-		}
-		spec.StopDeadline = d
+	if spec.StopDeadline, err = manifests.StopDeadline(pod); err != nil {
+		return workload.Spec{}, configError(fmt.Errorf("annotation %s: %w", manifests.AnnotationStopDeadline, err))
 	}
 	return spec, nil
 }
@@ -84,7 +96,16 @@ func hostname(pod *corev1.Pod) string {
 	return h
 }
 
-func resolveMounts(c *corev1.Container, paths map[string]string, env *environment) ([]workload.Mount, error) {
+// readOnlyVolumes are those that the pod itself mounts read-only.
+func readOnlyVolumes(pod *corev1.Pod) map[string]bool {
+	out := map[string]bool{}
+	for _, u := range manifests.ClaimsOf(pod) {
+		out[u.Volume] = u.ReadOnly
+	}
+	return out
+}
+
+func resolveMounts(c *corev1.Container, paths map[string]string, readOnly map[string]bool, env *environment) ([]workload.Mount, error) {
 	mounts := make([]workload.Mount, 0, len(c.VolumeMounts))
 	for i := range c.VolumeMounts {
 		m := &c.VolumeMounts[i]
@@ -104,7 +125,16 @@ func resolveMounts(c *corev1.Container, paths map[string]string, env *environmen
 				return nil, err
 			}
 		}
-		mounts = append(mounts, workload.Mount{Source: p, Target: m.MountPath, ReadOnly: m.ReadOnly})
+		out := workload.Mount{Source: p, Target: m.MountPath, ReadOnly: m.ReadOnly || readOnly[m.Name]}
+		if m.RecursiveReadOnly != nil {
+			out.Recursive = *m.RecursiveReadOnly != corev1.RecursiveReadOnlyDisabled
+		}
+		if m.MountPropagation != nil {
+			out.Propagation = map[corev1.MountPropagationMode]string{
+				corev1.MountPropagationHostToContainer: "rslave", corev1.MountPropagationBidirectional: "rshared",
+			}[*m.MountPropagation]
+		}
+		mounts = append(mounts, out)
 	}
 	return mounts, nil
 }
@@ -116,10 +146,11 @@ func resources(pod *corev1.Pod, c *corev1.Container, allocatable corev1.Resource
 		MemoryRequest:   c.Resources.Requests.Memory().Value(),
 		MemoryLimit:     c.Resources.Limits.Memory().Value(),
 	}
-	switch manifests.QOSClass(pod) { // upstream's figures
-	case corev1.PodQOSGuaranteed:
+	qos := manifests.QOSClass(pod)
+	switch { // upstream's figures
+	case qos == corev1.PodQOSGuaranteed, critical(pod) == 1:
 		r.OOMScoreAdj = -997
-	case corev1.PodQOSBestEffort:
+	case qos == corev1.PodQOSBestEffort:
 		r.OOMScoreAdj = 1000
 	default:
 		r.OOMScoreAdj = 999
@@ -149,15 +180,7 @@ func identity(pod *corev1.Pod, c *corev1.Container) (id workload.Identity) {
 	return id
 }
 
-// serviceEnv is what upstream gives every pod; of the services only the API
-// itself, which needs no table.
-func (a *Agent) serviceEnv(*corev1.Pod) [][2]string {
-	if a.c.APIHost == "" {
-		return nil
-	}
-	return [][2]string{
-		{"KUBERNETES_SERVICE_HOST", a.c.APIHost},
-		{"KUBERNETES_SERVICE_PORT", a.c.APIPort},
-		{"KUBERNETES_SERVICE_PORT_HTTPS", a.c.APIPort},
-	}
+// serviceEnv is what upstream gives every pod; see Config.ServiceEnv.
+func (a *Agent) serviceEnv(pod *corev1.Pod) [][2]string {
+	return a.c.ServiceEnv(pod.Namespace, pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks)
 }

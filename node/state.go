@@ -100,6 +100,7 @@ type ctrState struct {
 	start   retry
 	digest  string
 	seen    seen
+	made    bool // absent, but an agent died while starting it: something is left
 	run     workload.State
 	since   time.Time // when it was first seen running, monotonic
 	adopted bool      // was running before this agent
@@ -114,7 +115,7 @@ type ctrState struct {
 	stopTry   time.Time
 	inflight  int8 // stops and kills under way
 	restartAt time.Time
-	waitsBack bool // in CrashLoopBackOff now
+	waitsBack bool // in CrashLoopBackOff, from its begin until the next attempt ends
 	remove    bool // the ended attempt is still to be removed
 	removeTry time.Time
 }
@@ -155,6 +156,10 @@ type podState struct {
 	activeSince time.Time
 	gone        bool
 	conditions  []corev1.PodCondition
+	// ran: an earlier agent, or an earlier boot, began to start a container of
+	// it. It stays Running while all begins anew, as in upstream a pod does
+	// that is more than Pending once.
+	ran bool
 }
 
 func (s podState) clone() podState {
@@ -196,6 +201,7 @@ func newPodState(pod *corev1.Pod, rec *store.Pod, boot string, now moment) podSt
 		if c.rec.Begun && c.rec.Boot != boot && !s.rec.Finished {
 			s.rec.Initialized = false
 		}
+		s.ran = s.ran || !c.init && (c.rec.Begun || c.rec.Last != nil)
 		c.resume(boot, s.rec.Finished, now)
 	}
 	return s
@@ -246,7 +252,7 @@ func (s *podState) setPod(pod *corev1.Pod) {
 // next prepares the attempt after an ended one.
 func (c *ctrState) next() {
 	*c = ctrState{
-		spec: c.spec, init: c.init, op: c.op, image: retry{}, removeTry: c.removeTry,
+		spec: c.spec, init: c.init, op: c.op, image: retry{}, removeTry: c.removeTry, waitsBack: c.waitsBack,
 		rec: store.Container{
 			Name: c.rec.Name, Attempt: c.rec.Attempt + 1, Backoff: c.rec.Backoff, Last: c.rec.Exit, Digest: c.rec.Digest,
 		},
@@ -287,6 +293,14 @@ func (s *podState) deleted() bool { return s.removed || s.pod.DeletionTimestamp 
 
 // grace is what the pod's containers get to end.
 func (s *podState) grace() time.Duration {
+	d := s.ownGrace()
+	if v := s.rec.Verdict; v != nil && v.Grace != nil {
+		d = min(d, time.Duration(*v.Grace)*time.Second)
+	}
+	return d
+}
+
+func (s *podState) ownGrace() time.Duration {
 	switch {
 	case s.pod.DeletionTimestamp != nil && s.pod.DeletionGracePeriodSeconds != nil:
 		return time.Duration(*s.pod.DeletionGracePeriodSeconds) * time.Second

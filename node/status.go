@@ -82,6 +82,9 @@ func (s *podState) phase() corev1.PodPhase {
 	if s.rec.Verdict == nil && (s.rec.Finished || s.rec.Stopping != 0) && s.ended() {
 		return s.outcome()
 	}
+	if s.ran {
+		return corev1.PodRunning
+	}
 	if !s.rec.Initialized {
 		return corev1.PodPending
 	}
@@ -136,15 +139,39 @@ func (s *podState) containerStatus(c *ctrState, f facts) corev1.ContainerStatus 
 		st.State = s.terminated(c.rec.Exit, f, c.rec.Name)
 	case c.rec.Exit != nil:
 		st.LastTerminationState = s.terminated(c.rec.Exit, f, c.rec.Name)
-		st.State.Waiting = &corev1.ContainerStateWaiting{
-			Reason: "CrashLoopBackOff",
-			Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s",
-				crashDelay(c.rec.Backoff-1), c.rec.Name, s.podName()),
-		}
+		st.State.Waiting = s.crashWait(c)
 	default:
 		st.State.Waiting = s.waiting(c)
+		s.betweenAttempts(c, f, &st)
 	}
 	return st
+}
+
+// betweenAttempts: until the next attempt runs, or fails to start, a
+// restarted container shows the one before, as upstream's does. Anything else
+// would look as if it were new.
+func (s *podState) betweenAttempts(c *ctrState, f facts, st *corev1.ContainerStatus) {
+	if c.rec.Last == nil || c.rec.Begun && c.seen == notRead || st.State.Waiting.Reason != reasonCreating || st.State.Waiting.Message != "" || s.over() {
+		return
+	}
+	st.RestartCount = int32(c.rec.Last.Attempt)
+	if c.waitsBack {
+		st.State.Waiting = s.crashWait(c)
+		return
+	}
+	st.State = s.terminated(c.rec.Last, f, c.rec.Name)
+}
+
+// reasonCreating is shown while nothing is known of a container but that it
+// shall be.
+const reasonCreating = "ContainerCreating"
+
+func (s *podState) crashWait(c *ctrState) *corev1.ContainerStateWaiting {
+	return &corev1.ContainerStateWaiting{
+		Reason: "CrashLoopBackOff",
+		Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s",
+			crashDelay(c.rec.Backoff-1), c.rec.Name, s.podName()),
+	}
 }
 
 // containerReady: as upstream, an init container is ready once it completed.
@@ -172,7 +199,7 @@ func (s *podState) terminated(e *store.Exit, f facts, name string) corev1.Contai
 }
 
 func (s *podState) waiting(c *ctrState) *corev1.ContainerStateWaiting {
-	w := &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}
+	w := &corev1.ContainerStateWaiting{Reason: reasonCreating}
 	hasInit := len(s.pod.Spec.InitContainers) > 0
 	if hasInit && !s.rec.Initialized {
 		w.Reason = "PodInitializing"
@@ -224,6 +251,9 @@ func (s *podState) conditionsNow(phase corev1.PodPhase, now moment) []corev1.Pod
 	}
 	scheduled := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}
 	out := []corev1.PodCondition{sandbox, initialized, ready, containers, scheduled}
+	if v := s.rec.Verdict; v != nil && v.Reason == reasonEvicted && !v.Rejected {
+		out = append(out, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet, Message: v.Message})
+	}
 	for i := range out {
 		c := &out[i]
 		c.ObservedGeneration = s.pod.Generation

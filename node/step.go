@@ -2,7 +2,6 @@ package node
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/store"
@@ -49,6 +48,7 @@ type action struct {
 type observed struct {
 	pod     *corev1.Pod // newer object, or nil
 	removed bool
+	evict   *store.Verdict // the node cannot keep it
 	// runs has an entry for each container whose current attempt was read.
 	runs map[int]run
 }
@@ -88,9 +88,13 @@ func (s *podState) observe(o observed, now moment) {
 		s.setPod(o.pod)
 	}
 	s.removed = s.removed || o.removed
+	if o.evict != nil && !s.over() {
+		s.rec.Verdict = o.evict
+	}
 	for i, r := range o.runs {
 		c := &s.ctrs[i]
-		if !r.ok {
+		c.made = r.ok && r.state.Phase == workload.Created
+		if !r.ok || c.made {
 			c.seen, c.run = absent, workload.State{}
 			continue
 		}
@@ -148,9 +152,14 @@ func (s *podState) settle(i int, now moment) {
 	if !c.live() || c.op == opStart || c.op == opPrepare {
 		return
 	}
+	if c.made && c.op == opNone && s.over() {
+		c.rec.Begun, c.made, c.remove = false, false, true // it never came to be
+		return
+	}
 	switch {
 	case c.seen == present && c.run.Phase == workload.Exited:
-		c.end(exitOf(c.run, c.since), now)
+		e := exitOf(c.run, c.since)
+		c.end(e, now, e.Reason != reasonHostLost || c.rec.Boot == s.boot)
 	case c.seen == present && c.run.Phase == workload.Unknown && c.killed && c.op == opNone,
 		c.seen == absent && (!c.since.IsZero() || c.rec.Boot != s.boot):
 		c.end(&store.Exit{
@@ -158,7 +167,7 @@ func (s *podState) settle(i int, now moment) {
 			StartedAt:  startedAt(c, now),
 			Message:    "The container is not there any more and left no record of its end (the machine or its host process was stopped)",
 			NotStarted: c.since.IsZero(),
-		}, now)
+		}, now, false)
 	}
 }
 
@@ -189,8 +198,13 @@ func exitOf(r workload.State, since time.Time) *store.Exit {
 	return e
 }
 
-// end records how the current attempt ended and when the next may start.
-func (c *ctrState) end(e *store.Exit, now moment) {
+// reasonHostLost is a runtime's word for an attempt that nobody saw end: its
+// host process, or with it the machine, was gone.
+const reasonHostLost = "HostLost"
+
+// end records how the current attempt ended and when the next may start. An
+// end that is not its fault, such as the machine's, makes it wait for nothing.
+func (c *ctrState) end(e *store.Exit, now moment, itsFault bool) {
 	e.Attempt = c.rec.Attempt
 	if c.kill != nil && e.Message == "" {
 		e.Message = c.kill.message
@@ -202,11 +216,12 @@ func (c *ctrState) end(e *store.Exit, now moment) {
 	if ran >= backoffReset || c.kill != nil && c.kill.reason == "ImageChanged" {
 		c.rec.Backoff = 0
 	}
+	c.waitsBack = false
 	c.restartAt = now.mono.Add(crashDelay(c.rec.Backoff))
-	if c.rec.Exit = e; e.Reason == "ContainerStatusUnknown" {
-		c.restartAt = now.mono // its end is not its fault
-	} else {
+	if c.rec.Exit = e; itsFault {
 		c.rec.Backoff++
+	} else {
+		c.restartAt = now.mono
 	}
 	c.ready, c.started, c.kill, c.killed, c.remove = false, false, nil, false, true
 	c.probes = [3]probeState{}
@@ -390,111 +405,6 @@ func (s *podState) ensure(i int, now moment, wake *waker) (action, bool) {
 	c.rec.Begun, c.rec.Boot, c.rec.Digest, c.rec.Image = true, s.boot, c.digest, c.spec.Image
 	c.op, c.seen = opStart, absent
 	return action{kind: actStart, ctr: i, id: s.id(i)}, true
-}
-
-// stopStep brings a pod that shall not run to its end: regular containers
-// together, then sidecars in reverse order, then what the pod holds.
-func (s podState) stopStep(now moment) (podState, action) {
-	wake := &waker{}
-	deadline := s.stopSince.Add(s.grace())
-	waiting := false
-	order := make([]int, 0, len(s.ctrs))
-	for i := range s.ctrs {
-		if !s.ctrs[i].sidecar() {
-			order = append(order, i)
-		}
-	}
-	for i := range slices.Backward(s.ctrs) {
-		if s.ctrs[i].sidecar() {
-			order = append(order, i)
-		}
-	}
-	for _, i := range order {
-		c := &s.ctrs[i]
-		if c.sidecar() && waiting {
-			break
-		}
-		if c.live() && c.seen == absent && c.op == opNone {
-			c.rec.Begun = false // it never came to be
-		}
-		if !c.live() && c.op == opNone {
-			if c.remove {
-				waiting = true
-				wake.at(c.removeTry)
-			}
-			continue
-		}
-		waiting = true
-		if a, ok := s.stopOne(i, deadline, now, wake); ok {
-			return s, a
-		}
-	}
-	if waiting {
-		return s, action{wake: wake.t}
-	}
-	return s.releaseStep(now)
-}
-
-func (s *podState) stopOne(i int, deadline time.Time, now moment, wake *waker) (action, bool) {
-	c := &s.ctrs[i]
-	switch {
-	case c.op == opNone && now.mono.Before(c.stopTry):
-		wake.at(c.stopTry)
-	case c.op == opNone && c.seen == present:
-		if c.run.Phase == workload.Unknown || c.killed {
-			return s.killAction(i), true
-		}
-		left := max(deadline.Sub(now.mono), 0)
-		if s.grace() > 0 {
-			left = max(left, time.Second) // also for a sidecar that comes last, and after an agent restart
-		}
-		return s.stopAction(i, left), true
-	case c.op == opStop && !c.killed && c.live():
-		// Grace may have been shortened since the stop began.
-		if at := deadline.Add(stopSlack); now.mono.Before(at) {
-			wake.at(at)
-		} else {
-			return s.killAction(i), true
-		}
-	}
-	return action{}, false
-}
-
-func (s *podState) stopAction(i int, grace time.Duration) action {
-	c := &s.ctrs[i]
-	c.op = opStop
-	c.inflight++
-	return action{kind: actStop, ctr: i, id: s.id(i), grace: grace, preStop: c.stopTry.IsZero()}
-}
-
-func (s *podState) killAction(i int) action {
-	c := &s.ctrs[i]
-	c.op, c.killed = opStop, true
-	c.inflight++
-	return action{kind: actKill, ctr: i, id: s.id(i)}
-}
-
-// releaseStep gives back what the pod held, one thing a call.
-func (s podState) releaseStep(now moment) (podState, action) {
-	if s.release.busy || s.volumes.busy || s.network.busy {
-		return s, action{}
-	}
-	if now.mono.Before(s.release.at) {
-		return s, action{wake: s.release.at}
-	}
-	var kind actionKind
-	switch {
-	case s.rec.Volumes:
-		kind = actUnmount
-	case s.rec.Allocation != nil:
-		kind = actTeardown
-	case s.deleted():
-		kind = actFinish
-	default:
-		return s, action{} // finished; it stays until it is deleted
-	}
-	s.release.busy = true
-	return s, action{kind: kind}
 }
 
 // waker keeps the earliest time.

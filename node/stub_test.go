@@ -41,7 +41,10 @@ type stubRuntime struct {
 	exits  chan workload.ID
 	pid    int
 
+	usage     map[string]workload.Stats // by pod uid
+	onUsage   func() workload.Stats
 	onPull    func(ctx context.Context, image, policy string) error
+	compiles  bool // tells so
 	onPrepare func(image string) (workload.ImageState, error)
 	onStart   func(s workload.Spec, st *workload.State) error
 	// onStop says how long it takes to end; more than grace is killed.
@@ -57,22 +60,25 @@ func newStubRuntime() *stubRuntime {
 
 func (r *stubRuntime) Name() string { return wasmHandler }
 
-func (r *stubRuntime) Prepare(ctx context.Context, image, policy string, _ workload.Progress) (workload.ImageState, error) {
+func (r *stubRuntime) Prepare(ctx context.Context, req workload.ImageRequest, progress workload.Progress) (workload.ImageState, error) {
+	if r.compiles {
+		progress(workload.Compiling)
+	}
 	if r.onPull != nil {
-		if err := r.onPull(ctx, image, policy); err != nil {
+		if err := r.onPull(ctx, req.Image, req.Policy); err != nil {
 			return workload.ImageState{}, err
 		}
 	}
 	if r.onPrepare != nil {
-		return r.onPrepare(image)
+		return r.onPrepare(req.Image)
 	}
-	return workload.ImageState{Digest: "sha256:" + image}, nil
+	return workload.ImageState{Digest: "sha256:" + req.Image}, nil
 }
 
 func (r *stubRuntime) Start(_ context.Context, s workload.Spec) (workload.State, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if st, ok := r.states[s.ID]; ok {
+	if st, ok := r.states[s.ID]; ok && st.Phase != workload.Created {
 		return *st, nil
 	}
 	r.pid++
@@ -85,6 +91,19 @@ func (r *stubRuntime) Start(_ context.Context, s workload.Spec) (workload.State,
 	r.states[s.ID], r.specs[s.ID] = st, s
 	r.starts = append(r.starts, s.ID)
 	return *st, nil
+}
+
+// Stats implements workload.StatsReader.
+func (r *stubRuntime) Stats(_ context.Context, id workload.ID) (workload.Stats, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if st := r.states[id]; st == nil || st.Phase != workload.Running {
+		return workload.Stats{}, os.ErrNotExist
+	}
+	if r.onUsage != nil {
+		return r.onUsage(), nil
+	}
+	return r.usage[id.PodUID], nil
 }
 
 func (r *stubRuntime) State(_ context.Context, id workload.ID) (workload.State, bool, error) {
@@ -229,6 +248,10 @@ func (n *stubNetwork) Dial(ctx context.Context, _ network.Allocation, _ string, 
 	c, s := net.Pipe()
 	_ = s.Close()
 	return c, nil
+}
+
+func (n *stubNetwork) Forward(ctx context.Context, a network.Allocation, port int32) (net.Conn, error) {
+	return n.Dial(ctx, a, "tcp", port)
 }
 
 func (n *stubNetwork) Teardown(_ context.Context, uid string) error {

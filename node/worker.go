@@ -31,6 +31,8 @@ type mailbox struct {
 	removed bool
 	refs    bool // something that pods refer to changed
 	look    bool // a hint that a container ended
+	extend  bool // the lease was renewed: stop deadlines move
+	evict   *store.Verdict
 }
 
 func (m *mailbox) tell(f func(*mailbox)) {
@@ -58,6 +60,9 @@ type worker struct {
 	first   *corev1.Pod     // as it was when the worker began
 	refs    uint64          // serial of the assignment last told about; main loop only
 	closing <-chan struct{} // the agent ends
+	// born is when this node first saw the pod; zero once its start was
+	// measured, and for a pod that an earlier agent knew.
+	born time.Time
 	// mute: the pod had ended before this node knew of it; what the cluster
 	// says of its end is better than what can be said here.
 	mute bool
@@ -166,7 +171,9 @@ func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool
 		}
 		o = observed{}
 		w.state = next
+		w.measureStart()
 		w.tellEnds(&before)
+		w.tellEviction(&before)
 		w.publish()
 		if next.gone {
 			w.a.podGone(w)
@@ -179,12 +186,26 @@ func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool
 	}
 }
 
+// measureStart notes once how long the pod took to run.
+func (w *worker) measureStart() {
+	if w.born.IsZero() {
+		return
+	}
+	for i := range w.state.ctrs {
+		if c := &w.state.ctrs[i]; !c.init && !c.running() {
+			return
+		}
+	}
+	w.a.fig.podStart.Observe(time.Since(w.born).Seconds())
+	w.born = time.Time{}
+}
+
 // observe takes the mail and reads the runtime where needed.
 func (w *worker) observe(ctx context.Context, all bool) observed {
 	w.box.mu.Lock()
-	o := observed{pod: w.box.pod, removed: w.box.removed}
-	look, refs := w.box.look, w.box.refs
-	w.box.pod, w.box.look, w.box.refs = nil, false, false
+	o := observed{pod: w.box.pod, removed: w.box.removed, evict: w.box.evict}
+	look, refs, extend := w.box.look, w.box.refs, w.box.extend
+	w.box.pod, w.box.look, w.box.refs, w.box.extend, w.box.evict = nil, false, false, false, nil
 	w.box.mu.Unlock()
 	if o.pod != nil {
 		w.state.setPod(o.pod)
@@ -196,6 +217,9 @@ func (w *worker) observe(ctx context.Context, all bool) observed {
 	}
 	if w.rt == nil {
 		return o
+	}
+	if extend {
+		w.extendAll(ctx)
 	}
 	for i := range w.state.ctrs {
 		c := &w.state.ctrs[i]
@@ -296,6 +320,7 @@ func (w *worker) tellEnds(before *podState) {
 		if cancel := w.cancels[doing{actStop, i}]; cancel != nil {
 			cancel() // it has ended; there is nothing to wait for
 		}
+		w.a.fig.ended(e.Reason)
 		w.log.Info("container ended", "container", c.rec.Name, "attempt", e.Attempt, "reason", e.Reason, "code", e.Code, "message", e.Message)
 		if e.Code != 0 && !w.state.over() {
 			w.event(crashed(c, e))
@@ -310,10 +335,33 @@ func (w *worker) tellEnds(before *podState) {
 	}
 }
 
+// tellEviction makes the event of an eviction, and wakes the machine loop,
+// which waits for what it frees, once nothing runs any more.
+func (w *worker) tellEviction(before *podState) {
+	v := w.state.rec.Verdict
+	if v == nil || v.Reason != reasonEvicted || v.Rejected {
+		return
+	}
+	if before.rec.Verdict == nil {
+		w.event(note{warning: true, reason: v.Reason, message: v.Message})
+	}
+	if w.state.ended() && (!before.ended() || before.rec.Verdict == nil) {
+		w.a.Refresh()
+	}
+}
+
 // publish hands the status on if it means something new.
 func (w *worker) publish() {
 	s := &w.state
-	if w.mute || s.holds(w.a.now()) {
+	if w.mute {
+		return
+	}
+	if s.holds(w.a.now()) {
+		// Not for the cluster, whose last word stands; who asks here is told
+		// what is known now.
+		held := w.state
+		st := held.status(w.a.statusFacts(w.rt), w.a.now())
+		w.a.remember(w.uid, s, &st)
 		return
 	}
 	st := s.status(w.a.statusFacts(w.rt), w.a.now())
@@ -327,6 +375,7 @@ func (w *worker) publish() {
 		ports = s.rec.Allocation.Ports
 	}
 	if bytes.Equal(enc, w.sent) && maps.Equal(ports, w.ports) {
+		w.a.remember(w.uid, s, &st)
 		return
 	}
 	w.sent, w.ports = enc, ports
@@ -335,11 +384,15 @@ func (w *worker) publish() {
 		terminal: ended(st.Phase),
 		mirror:   w.a.mirrorOf(s.pod), ports: ports,
 	})
-	w.a.remember(w.uid, s.pod, &st)
+	w.a.remember(w.uid, s, &st)
 }
 
-func (w *worker) event(n note) {
-	e := w.a.podEvent(w.state.pod, n)
+func (w *worker) event(n note) { w.eventOf(w.state.pod, n) }
+
+// eventOf is event for an action's goroutine, which has its own copy of the
+// state.
+func (w *worker) eventOf(pod *corev1.Pod, n note) {
+	e := w.a.podEvent(pod, n)
 	w.a.reports.event(e)
 	level := slog.LevelInfo
 	if n.warning {

@@ -189,6 +189,25 @@ func (ca *CA) Pool() *x509.CertPool {
 // PEM is the certificate for kubeconfigs and kube-root-ca.crt.
 func (ca *CA) PEM() []byte { return EncodeCerts(ca.Cert.Raw) }
 
+// KeyPEM is the authority's private key, for another server of the cluster.
+func (ca *CA) KeyPEM() ([]byte, error) { return encodeKey(ca.Key) }
+
+// ParseCA is the authority of PEM and KeyPEM.
+func ParseCA(certPEM, keyPEM []byte, c clock.Clock) (*CA, error) {
+	certs, err := DecodeCerts(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("pki: CA certificate: %w", err)
+	}
+	key, err := decodeKey(keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("pki: CA key: %w", err)
+	}
+	if pub, ok := certs[0].PublicKey.(*ecdsa.PublicKey); !ok || !pub.Equal(&key.PublicKey) {
+		return nil, errors.New("pki: the CA's certificate and key do not belong together")
+	}
+	return &CA{Cert: certs[0], Key: key, Clock: c}, nil
+}
+
 // leaf is what is issued.
 type leaf struct {
 	subject pkix.Name
@@ -197,6 +216,7 @@ type leaf struct {
 	ips     []net.IP
 	usage   []x509.ExtKeyUsage
 	life    time.Duration
+	from    time.Time // zero: now
 }
 
 func (ca *CA) sign(l leaf, pub any) (*x509.Certificate, error) {
@@ -205,10 +225,13 @@ func (ca *CA) sign(l leaf, pub any) (*x509.Certificate, error) {
 		return nil, err
 	}
 	now := ca.Clock.Now()
+	if l.from.IsZero() {
+		l.from = now
+	}
 	t := &x509.Certificate{
 		SerialNumber:          serial,
 		Subject:               l.subject,
-		NotBefore:             now.Add(-backDate).UTC(),
+		NotBefore:             l.from.Add(-backDate).UTC(),
 		NotAfter:              now.Add(l.life).UTC(),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           l.usage,

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -62,8 +61,25 @@ func clusterOf(c *x509.Certificate) string {
 // ErrBadCSR says why a certificate request is refused.
 var ErrBadCSR = errors.New("pki: certificate request refused")
 
-// nameOK is a DNS-1123 subdomain, which node names and uids both are.
-var nameOK = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+// nameOK says whether s may name a node, a server or a host, or be a uid:
+// 1 to 253 lower-case letters, digits, dashes and dots, of which the first
+// and the last are letters or digits (about a DNS-1123 subdomain). As a
+// regular expression this counts to 251, which is 160 KiB of memory in every
+// process.
+func nameOK(s string) bool {
+	if s == "" || len(s) > 253 {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9':
+		case (c == '-' || c == '.') && i > 0 && i < len(s)-1:
+		default:
+			return false
+		}
+	}
+	return true
+}
 
 // parseCSR checks the signature and the kind of key; what the request wants
 // to be called is ignored, the caller decides that.
@@ -101,7 +117,7 @@ func (ca *CA) IssueNode(csr []byte, name, uid string) (*x509.Certificate, error)
 	if err != nil {
 		return nil, err
 	}
-	if !nameOK.MatchString(name) || !nameOK.MatchString(uid) {
+	if !nameOK(name) || !nameOK(uid) {
 		return nil, fmt.Errorf("%w: node name %q, uid %q", ErrBadCSR, name, uid)
 	}
 	return ca.sign(leaf{
@@ -115,7 +131,11 @@ func (ca *CA) IssueNode(csr []byte, name, uid string) (*x509.Certificate, error)
 // IssueServer signs a server's certificate, which serves the API to clients
 // that check host names, and is its client identity towards other servers.
 func (ca *CA) IssueServer(pub *ecdsa.PublicKey, id string, dns []string, ips []net.IP) (*x509.Certificate, error) {
-	if !nameOK.MatchString(id) {
+	return ca.issueServer(pub, id, dns, ips, ca.Clock.Now())
+}
+
+func (ca *CA) issueServer(pub *ecdsa.PublicKey, id string, dns []string, ips []net.IP, from time.Time) (*x509.Certificate, error) {
+	if !nameOK(id) {
 		return nil, fmt.Errorf("%w: server id %q", ErrBadCSR, id)
 	}
 	return ca.sign(leaf{
@@ -123,8 +143,19 @@ func (ca *CA) IssueServer(pub *ecdsa.PublicKey, id string, dns []string, ips []n
 		uri:     identityURI(ca.ClusterID(), kindServer, id),
 		dns:     dns, ips: ips,
 		usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		life:  ServerLife,
+		life:  ServerLife, from: from,
 	}, pub)
+}
+
+// IssueServerCSR signs a certificate for the key of a new server's request
+// (DER), by which it proves itself to the other servers until it issues its
+// own.
+func (ca *CA) IssueServerCSR(csr []byte, id string) (*x509.Certificate, error) {
+	pub, err := parseCSR(csr)
+	if err != nil {
+		return nil, err
+	}
+	return ca.IssueServer(pub, id, nil, nil)
 }
 
 // IssueUser makes a key and a client certificate for the API.
@@ -164,11 +195,13 @@ type Serving struct {
 	id    string
 	clock clock.Clock
 
-	mu  sync.Mutex
-	dns []string
-	ips []net.IP
-	key *ecdsa.PrivateKey
-	cur *tls.Certificate
+	mu    sync.Mutex
+	wall  clock.Clock // nil: clock alone
+	renew time.Time
+	dns   []string
+	ips   []net.IP
+	key   *ecdsa.PrivateKey
+	cur   *tls.Certificate
 }
 
 // NewServing makes the certificate of the server named id. Names are DNS
@@ -200,7 +233,7 @@ func (s *Serving) SetNames(names []string) {
 			if !slices.ContainsFunc(ips, ip.Equal) {
 				ips = append(ips, ip)
 			}
-		} else if nameOK.MatchString(n) && !slices.Contains(dns, n) {
+		} else if nameOK(n) && !slices.Contains(dns, n) {
 			dns = append(dns, n)
 		}
 	}
@@ -212,16 +245,34 @@ func (s *Serving) SetNames(names []string) {
 func (s *Serving) get() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cur != nil && !NeedsRenewal(s.cur.Leaf, s.clock.Now()) {
+	now := s.clock.Now()
+	from := now
+	if s.wall != nil {
+		if w := s.wall.Now(); w.Before(from) {
+			from = w
+		}
+	}
+	if s.cur != nil && !from.Before(s.cur.Leaf.NotBefore) && !now.After(s.renew) {
 		return s.cur, nil
 	}
-	c, err := s.ca.IssueServer(&s.key.PublicKey, s.id, s.dns, s.ips)
+	c, err := s.ca.issueServer(&s.key.PublicKey, s.id, s.dns, s.ips, from)
 	if err != nil {
 		return nil, err
 	}
 	// The CA is sent along, so that a joining node can compare its pin.
+	s.renew = now.Add(ServerLife * 2 / 3)
 	s.cur = &tls.Certificate{Certificate: [][]byte{c.Raw, s.ca.Cert.Raw}, PrivateKey: s.key, Leaf: c}
 	return s.cur, nil
+}
+
+// Follow makes the certificate valid from what the machine's clock shows, too,
+// where that is behind the clock that the authority believes: clients of this
+// machine and others judge the dates by theirs, and a clock that was ahead and
+// is put right would lock them out until it is believed.
+func (s *Serving) Follow(wall clock.Clock) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wall = wall
 }
 
 // GetCertificate is for tls.Config.

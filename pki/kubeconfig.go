@@ -1,9 +1,12 @@
 package pki
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -49,9 +52,51 @@ func Kubeconfig(name, server string, caPEM []byte, cert *x509.Certificate, key *
 	return b, nil
 }
 
+// OtherClusterError says that a kubeconfig is another cluster's. It holds the
+// only administrator's key that some clusters have, so it is not overwritten.
+type OtherClusterError struct{ Path string }
+
+// Error implements error.
+func (e *OtherClusterError) Error() string {
+	return fmt.Sprintf("%s is the administrator's kubeconfig of another cluster and was left as it is: move it away (or remove it, if that cluster is gone), or give this server a --config-dir of its own", e.Path)
+}
+
+// CheckAdminKubeconfig returns an *OtherClusterError if the file at path
+// trusts another authority than this one. A file that is missing, or that is
+// no kubeconfig, is fine.
+func (ca *CA) CheckAdminKubeconfig(path string) error {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("pki: kubeconfig: %w", err)
+	}
+	var have struct {
+		Clusters []struct {
+			Cluster struct {
+				CA []byte `json:"certificate-authority-data"`
+			} `json:"cluster"`
+		} `json:"clusters"`
+	}
+	if yaml.Unmarshal(b, &have) != nil {
+		return nil //nolint:nilerr // damaged: nothing to lose
+	}
+	for _, c := range have.Clusters {
+		if !bytes.Equal(bytes.TrimSpace(c.Cluster.CA), bytes.TrimSpace(ca.PEM())) {
+			return &OtherClusterError{Path: path}
+		}
+	}
+	return nil
+}
+
 // WriteAdminKubeconfig issues an administrator's certificate and writes the
-// kubeconfig to path, mode 0600.
+// kubeconfig to path, mode 0600, unless another cluster's is there
+// (*OtherClusterError).
 func (ca *CA) WriteAdminKubeconfig(path, server string) error {
+	if err := ca.CheckAdminKubeconfig(path); err != nil {
+		return err
+	}
 	cert, key, err := ca.IssueUser("dunlin-admin", []string{MastersGroup}, AdminLife)
 	if err != nil {
 		return err

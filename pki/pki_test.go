@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +19,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/dunlin-project/dunlin/wire/memnet"
+
+	"github.com/dunlin-project/dunlin/internal/clock"
 )
 
 type wall struct {
@@ -279,6 +283,29 @@ func TestServingRenewsItself(t *testing.T) {
 	}
 }
 
+// TestServingFollowsTheMachine: a clock that was years ahead and is put right
+// is not believed for a while, and clients judge by theirs meanwhile.
+func TestServingFollowsTheMachine(t *testing.T) {
+	ca, _ := newCA(t, "c1", "2028-09-30")
+	s := must[*Serving](t)(NewServing(ca, "s1", nil))
+	wall := at("2028-09-30")
+	s.Follow(clock.Func(func() time.Time { return wall }))
+	first := must[*tls.Certificate](t)(s.GetCertificate(nil))
+	wall = at("2026-09-30")
+	second := must[*tls.Certificate](t)(s.GetCertificate(nil))
+	for _, now := range []string{"2026-09-30", "2028-09-30"} {
+		if why := outsideDates(second.Leaf, at(now)); first == second || why != "" {
+			t.Fatalf("at %s: %s", now, why)
+		}
+	}
+	for _, now := range []string{"2026-09-30", "2026-10-01", "2028-09-30"} {
+		wall = at(now)
+		if must[*tls.Certificate](t)(s.GetCertificate(nil)) != second {
+			t.Fatalf("at %s: renewed for nothing", now)
+		}
+	}
+}
+
 func TestRenewAt(t *testing.T) {
 	ca, w := newCA(t, "c1", "2026-06-01")
 	_, leaf := node(t, ca)
@@ -311,6 +338,23 @@ func TestIssueRefuses(t *testing.T) {
 			t.Errorf("%s was signed", what)
 		}
 	}
+}
+
+// The rule as a regular expression, which costs too much memory to keep.
+func TestNameOK(t *testing.T) {
+	rule := regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+	long := strings.Repeat("a", 252)
+	for _, s := range []string{"", "a", "-", "a-", "-a", ".a", "a.", "a.b", "A", "a\n", "é", long + "a", long + "aa", long + "."} {
+		if nameOK(s) != rule.MatchString(s) {
+			t.Errorf("%q: %t", s, nameOK(s))
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.StringOfN(rapid.SampledFrom([]rune("az09-.Zé_")), 0, 260, -1).Draw(t, "name")
+		if nameOK(s) != rule.MatchString(s) {
+			t.Fatalf("%q: %t", s, nameOK(s))
+		}
+	})
 }
 
 // Every damage that a power cut leaves in one copy is repaired from the other.
@@ -427,6 +471,35 @@ func TestWithPort(t *testing.T) {
 	} {
 		if got, err := WithPort(in); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q %v", in, got, err)
+		}
+	}
+}
+
+// TestKubeconfigOfAnotherCluster: it is left as it is; one's own and rubbish
+// are written anew.
+func TestKubeconfigOfAnotherCluster(t *testing.T) {
+	one, _ := newCA(t, "c1", "2026-06-01")
+	two, _ := newCA(t, "c2", "2026-06-01")
+	path := filepath.Join(t.TempDir(), "admin.kubeconfig")
+	for range 2 {
+		if err := one.WriteAdminKubeconfig(path, "https://10.0.0.1:6443"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := must[[]byte](t)(os.ReadFile(path))
+	var other *OtherClusterError
+	if err := two.WriteAdminKubeconfig(path, "https://10.0.0.1:6443"); !errors.As(err, &other) || other.Path != path || !strings.Contains(err.Error(), "--config-dir") {
+		t.Fatalf("another cluster's file: %v", err)
+	}
+	if after := must[[]byte](t)(os.ReadFile(path)); !bytes.Equal(before, after) {
+		t.Fatal("it was changed")
+	}
+	for _, rubbish := range []string{"", "\x00", "clusters: 1", "clusters: []"} {
+		if err := os.WriteFile(path, []byte(rubbish), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := two.WriteAdminKubeconfig(path, "https://10.0.0.1:6443"); err != nil {
+			t.Errorf("over %q: %v", rubbish, err)
 		}
 	}
 }

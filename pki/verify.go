@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -142,10 +143,14 @@ func verifyChain(roots []*x509.Certificate, c *x509.Certificate, usage x509.ExtK
 		CurrentTime:   issued,
 		KeyUsages:     []x509.ExtKeyUsage{usage},
 	})
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if cluster, kind, _ := parseIdentity(c); kind != "" && !slices.ContainsFunc(roots, func(r *x509.Certificate) bool { return clusterOf(r) == cluster }) {
+		// It may say what it likes; that names the mistake it most likely is.
+		return fmt.Errorf("%w: it is a %s of cluster %s", ErrUntrusted, kind, cluster)
+	}
+	return fmt.Errorf("%w: %w", ErrUntrusted, err)
 }
 
 func outsideDates(c *x509.Certificate, now time.Time) string {

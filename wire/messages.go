@@ -9,13 +9,17 @@ const (
 	ALPNStream = "dunlin-stream/1" // opened by the node when asked: logs, exec
 	ALPNJoin   = "dunlin-join/1"   // no client certificate yet
 	ALPNRaft   = "dunlin-raft/1"
+	// ALPNRelay is a node's way to the leader by way of another server: a Hello
+	// in each direction, and then whatever the leader and the node say to each
+	// other, which is TLS of their own.
+	ALPNRelay = "dunlin-relay/1"
 )
 
 // Hello is the first message in both directions on every connection.
 type Hello struct {
 	ClusterID string `cbor:"1,keyasint"`
 	Epoch     uint64 `cbor:"2,keyasint"` // recovery epoch: lower than seen is refused
-	Feature   uint32 `cbor:"3,keyasint"` // highest feature level this side speaks
+	Feature   uint32 `cbor:"3,keyasint"` // highest feature level this side speaks (feature.Level)
 	Version   string `cbor:"4,keyasint"` // build version, for people
 	NodeName  string `cbor:"5,keyasint,omitempty"`
 	NodeUID   string `cbor:"6,keyasint,omitempty"`
@@ -28,7 +32,26 @@ type Hello struct {
 	// GossipID is the server's member id in the gossip pool of its own site,
 	// where leases may go by UDP; empty elsewhere.
 	GossipID string `cbor:"12,keyasint,omitempty"`
+	// Addresses are those of the sender: of a server; of a node, the one that
+	// its connection has at its own end. Peers are all that a server knows of
+	// the servers, by id.
+	Addresses []string            `cbor:"13,keyasint,omitempty"`
+	Peers     map[string][]string `cbor:"14,keyasint,omitempty"`
+	// Leader are the addresses of the server that leads, when this one refuses
+	// since it does not.
+	Leader []string `cbor:"15,keyasint,omitempty"`
+	// Stop, with Refused: what the cluster gave this node runs elsewhere (it
+	// was declared dead, or it is the copy of another machine's disk), so it
+	// stops those pods.
+	Stop bool `cbor:"16,keyasint,omitempty"`
+	// ClusterLevel is the cluster's feature level, between servers; 0 before it
+	// is known.
+	ClusterLevel uint32 `cbor:"17,keyasint,omitempty"`
 }
+
+// RefusedNotLeading is what Hello.Refused says when the server does not lead:
+// the node goes to Hello.Leader, or comes again.
+const RefusedNotLeading = "this server does not lead"
 
 // LeaseRequest renews the node's lease. Sent every 2 s.
 type LeaseRequest struct {
@@ -45,6 +68,8 @@ type LeaseReply struct {
 	// GossipID is as in Hello; sent when it is another than this connection
 	// was told, since a server's pool starts after its port does.
 	GossipID string `cbor:"5,keyasint,omitempty"`
+	// Twin is where another machine is that has this node's key, and is refused.
+	Twin string `cbor:"6,keyasint,omitempty"`
 }
 
 // Ref names an object inside an assignment.
@@ -126,6 +151,16 @@ type Report struct {
 	Pods   []PodReport   `cbor:"3,keyasint,omitempty"`
 	Node   []byte        `cbor:"4,keyasint,omitempty"` // corev1.Node: labels, annotations and status the node owns
 	Events []EventReport `cbor:"5,keyasint,omitempty"`
+	// Volumes are those that the node was told to remove. Their uids come back
+	// in ReportReply.Committed or Retry.
+	Volumes []VolumeReport `cbor:"6,keyasint,omitempty"`
+}
+
+// VolumeReport is the node's word on a PersistentVolume of its own.
+type VolumeReport struct {
+	Name    string `cbor:"1,keyasint"`
+	UID     string `cbor:"2,keyasint"`
+	Removed bool   `cbor:"3,keyasint,omitempty"` // nothing of its data is left
 }
 
 // ReportReply acknowledges what is committed.
@@ -143,7 +178,7 @@ type ReportReply struct {
 // back (ALPNStream) and serve it.
 type StreamRequest struct {
 	ID        string `cbor:"1,keyasint"` // unguessable, single use
-	Kind      string `cbor:"2,keyasint"` // logs, metrics (exec, attach, portforward later)
+	Kind      string `cbor:"2,keyasint"` // logs, metrics, usage, netcheck; exec, attach, portforward: see streams.go
 	Namespace string `cbor:"3,keyasint,omitempty"`
 	Pod       string `cbor:"4,keyasint,omitempty"`
 	UID       string `cbor:"5,keyasint,omitempty"`
@@ -154,8 +189,9 @@ type StreamRequest struct {
 // StreamHeader is the first frame on a stream connection, node to server,
 // and names the request. A second one follows as soon as the node knows
 // whether it can serve it (at the latest with the first byte): with Error, or
-// empty, and then raw bytes follow until close. A stream that breaks off ends
-// without TLS's closing alert.
+// empty, and then raw bytes follow until close (of exec, attach and
+// portforward: the frames of wire/mux, in both directions). A stream that
+// breaks off ends without TLS's closing alert.
 type StreamHeader struct {
 	ID    string `cbor:"1,keyasint"`
 	Error string `cbor:"2,keyasint,omitempty"`
@@ -185,6 +221,11 @@ type JoinReply struct {
 	NodeName  string   `cbor:"6,keyasint,omitempty"` // what the server made of the name
 	NodeUID   string   `cbor:"7,keyasint,omitempty"`
 	Servers   []string `cbor:"8,keyasint,omitempty"`
+	// Leader are the addresses of the server to ask instead, when this one
+	// refuses since it does not lead.
+	Leader []string `cbor:"9,keyasint,omitempty"`
+	// Notice is for people: what is not as they may expect.
+	Notice string `cbor:"10,keyasint,omitempty"`
 }
 
 // RenewRequest asks for a new certificate with the same or a new key.
@@ -201,4 +242,6 @@ type RenewReply struct {
 // Nudge is a hint from the server that something changed.
 type Nudge struct {
 	Generation uint64 `cbor:"1,keyasint,omitempty"`
+	// Services is the newest generation of the service table.
+	Services uint64 `cbor:"2,keyasint,omitempty"`
 }

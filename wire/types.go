@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strconv"
+	"time"
 )
 
 // Type names a message on the wire. The numbers are for ever.
@@ -30,7 +31,37 @@ const (
 	TypeTimeRequest   Type = 15
 	TypeTimeReply     Type = 16
 	TypeFault         Type = 17
+
+	TypeProposeRequest      Type = 18
+	TypeProposeReply        Type = 19
+	TypeReadRequest         Type = 20
+	TypeReadReply           Type = 21
+	TypeServerStatusRequest Type = 22
+	TypeServerStatusReply   Type = 23
+	TypeServerKeysRequest   Type = 24
+	TypeServerKeysReply     Type = 25
+	TypeAnnounceRequest     Type = 26
+	TypeAnnounceReply       Type = 27
+
+	TypeServicesRequest Type = 28
+	TypeServicesReply   Type = 29
+
+	TypeNodeUsage       Type = 30
+	TypeNetCheckRequest Type = 31
+	TypeNetCheckReply   Type = 32
+
+	TypeExecOpen     Type = 33
+	TypeTerminalSize Type = 34
+	TypeExecEnd      Type = 35
+	TypeDialRequest  Type = 36
+	TypeDialReply    Type = 37
 )
+
+// ReconnectMost bounds how long a node that lost every server takes, from the
+// moment one can be reached again, until it has tried: the longest wait
+// between two attempts, and an attempt that hangs. Servers that begin to lead
+// after a silence give nodes that long.
+const ReconnectMost = 28 * time.Second
 
 // Message is anything that can be framed.
 type Message interface{ WireType() Type }
@@ -56,13 +87,18 @@ const (
 	FaultUnsupported uint32 = 3 // message type not known or not served here
 	FaultBusy        uint32 = 4 // too many requests at once on this connection: again later
 	FaultMalformed   uint32 = 5
-	FaultNotLeader   uint32 = 6 // no leader can be reached: again later
+	FaultNotLeader   uint32 = 6 // this server does not lead: again later, or at Leader
+	FaultNoQuorum    uint32 = 7 // what was asked may or may not have been done
+	FaultDisk        uint32 = 8 // the state folder is full or read-only
 )
 
 // Fault answers a request that cannot be served. It is an error.
 type Fault struct {
 	Code    uint32 `cbor:"1,keyasint"`
 	Message string `cbor:"2,keyasint,omitempty"`
+	// Leader are the addresses of the server that leads, with FaultNotLeader,
+	// where they are known.
+	Leader []string `cbor:"3,keyasint,omitempty"`
 }
 
 // Error implements error.
@@ -128,17 +164,21 @@ const (
 // peer that announces more is cut off before anything is allocated for it.
 func (t Type) MaxSize() int {
 	switch t {
-	case TypeHello, TypeStreamHeader, TypeFault:
+	case TypeStreamHeader, TypeFault, TypeAnnounceRequest, TypeAnnounceReply, TypeServerStatusReply, TypeExecEnd, TypeDialReply:
 		return 4 * kib
-	case TypeLeaseRequest, TypeLeaseReply, TypeNudge, TypeTimeRequest, TypeTimeReply:
+	case TypeHello, TypeServerKeysReply:
+		return 16 * kib
+	case TypeLeaseRequest, TypeLeaseReply, TypeNudge, TypeTimeRequest, TypeTimeReply,
+		TypeReadRequest, TypeReadReply, TypeServerStatusRequest, TypeServerKeysRequest, TypeServicesRequest, TypeNetCheckRequest,
+		TypeTerminalSize, TypeDialRequest:
 		return 512
 	case TypePullRequest:
 		return mib
-	case TypeAssignment:
+	case TypeAssignment, TypeProposeRequest, TypeProposeReply:
 		return 64 * mib
-	case TypeReport:
+	case TypeReport, TypeServicesReply, TypeNodeUsage:
 		return 4 * mib
-	case TypeReportReply:
+	case TypeReportReply, TypeNetCheckReply, TypeExecOpen:
 		return 256 * kib
 	case TypeStreamRequest:
 		return 16 * kib
@@ -157,19 +197,21 @@ func (t Type) String() string {
 		TypeJoinRequest: "JoinRequest", TypeJoinReply: "JoinReply", TypeRenewRequest: "RenewRequest",
 		TypeRenewReply: "RenewReply", TypeNudge: "Nudge", TypeTimeRequest: "TimeRequest",
 		TypeTimeReply: "TimeReply", TypeFault: "Fault",
+		TypeProposeRequest: "ProposeRequest", TypeProposeReply: "ProposeReply", TypeReadRequest: "ReadRequest",
+		TypeReadReply: "ReadReply", TypeServerStatusRequest: "ServerStatusRequest", TypeServerStatusReply: "ServerStatusReply",
+		TypeServerKeysRequest: "ServerKeysRequest", TypeServerKeysReply: "ServerKeysReply",
+		TypeAnnounceRequest: "AnnounceRequest", TypeAnnounceReply: "AnnounceReply",
+		TypeServicesRequest: "ServicesRequest", TypeServicesReply: "ServicesReply",
+		TypeNodeUsage:       "NodeUsage",
+		TypeNetCheckRequest: "NetCheckRequest", TypeNetCheckReply: "NetCheckReply",
+		TypeExecOpen: "ExecOpen", TypeTerminalSize: "TerminalSize", TypeExecEnd: "ExecEnd",
+		TypeDialRequest: "DialRequest", TypeDialReply: "DialReply",
 	}
 	if int(t) < len(names) && names[t] != "" {
 		return names[t]
 	}
 	return fmt.Sprintf("Type(%d)", uint8(t))
 }
-
-// FeatureLevel is the highest feature level this build speaks. A side
-// accepts peers down to OldestFeature: those of two releases ago.
-const (
-	FeatureLevel  uint32 = 1
-	OldestFeature uint32 = 1
-)
 
 // TokenSecretName names the object of an assignment that holds a
 // ServiceAccount token for a projected volume of a pod: an Object with the

@@ -26,7 +26,8 @@ var update = flag.Bool("update", false, "rewrite golden files; only for a field 
 // samples has every message with every field set.
 func samples() []Message {
 	return []Message{
-		&Hello{ClusterID: "c", Epoch: 2, Feature: 1, Version: "v1", NodeName: "n", NodeUID: "u", BootID: "b", UnixMilli: 5, Term: 6, Refused: "r", Limited: true, GossipID: "g"},
+		&Hello{ClusterID: "c", Epoch: 2, Feature: 1, Version: "v1", NodeName: "n", NodeUID: "u", BootID: "b", UnixMilli: 5, Term: 6, Refused: "r", Limited: true, GossipID: "g",
+			Addresses: []string{"a:1"}, Peers: map[string][]string{"s": {"b:2"}}, Leader: []string{"l:3"}},
 		&LeaseRequest{Counter: 7, Generation: 8},
 		&LeaseReply{Counter: 7, Term: 2, Generation: 9, Refused: "r"},
 		&PullRequest{Generation: 3, Have: map[string]uint64{"b": 2, "a": 1}},
@@ -38,13 +39,34 @@ func samples() []Message {
 		&StreamRequest{ID: "i", Kind: "logs", Namespace: "ns", Pod: "p", UID: "u", Container: "c", Options: []byte{0xa0}},
 		&StreamHeader{ID: "i", Error: "e", Code: 404},
 		&JoinRequest{TokenID: "t", Proof: []byte{1}, CSR: []byte{2}, NodeName: "n", BootID: "b", Facts: map[string]string{"y": "2", "x": "1"}, Addresses: []string{"a"}, Server: true},
-		&JoinReply{Refused: "r", Cert: []byte{1}, CA: []byte{2}, ClusterID: "c", Epoch: 1, NodeName: "n", NodeUID: "u", Servers: []string{"s"}},
+		&JoinReply{Refused: "r", Cert: []byte{1}, CA: []byte{2}, ClusterID: "c", Epoch: 1, NodeName: "n", NodeUID: "u", Servers: []string{"s"}, Leader: []string{"l:3"}},
 		&RenewRequest{CSR: []byte{1}},
 		&RenewReply{Refused: "r", Cert: []byte{1}},
-		&Nudge{Generation: 1},
+		&Nudge{Generation: 1, Services: 2},
+		&ServicesRequest{Generation: 1, Digest: 2, Filling: true},
+		&ServicesReply{Generation: 1, Unchanged: true, Full: true, Items: []ServiceItem{{Key: "s/ns/n", Data: []byte{0xa0}}}, Gone: []string{"e/ns/n"}, More: true, Digest: 2},
 		&TimeRequest{UnixMilli: 1},
 		&TimeReply{UnixMilli: 1, Trusted: true},
-		&Fault{Code: 2, Message: "m"},
+		&Fault{Code: 2, Message: "m", Leader: []string{"l:3"}},
+		&ProposeRequest{Entry: []byte{1}},
+		&ProposeReply{Results: []byte{1}, Version: 2},
+		&ReadRequest{},
+		&ReadReply{Version: 1},
+		&ServerStatusRequest{},
+		&ServerStatusReply{Version: 1, Epoch: 2, Feature: 3, Build: "b", Leader: "l", Fault: "f", Addresses: []string{"a"}, UnixMilli: 4},
+		&ServerKeysRequest{},
+		&ServerKeysReply{CA: []byte{1}, CAKey: []byte{2}, SealKey: []byte{3}, TokenKey: []byte{4}, Epoch: 5},
+		&AnnounceRequest{Name: "n", Addresses: []string{"a"}, Build: "b", Zone: "z", ID: "i"},
+		&AnnounceReply{Refused: "r", Removed: true},
+		&NetCheckRequest{},
+		&NetCheckReply{Report: []byte{1}},
+		&ExecOpen{Command: []string{"sh", "-c", "x"}, Stdin: true, Stdout: true, Stderr: true, TTY: true},
+		&TerminalSize{Width: 80, Height: 24},
+		&ExecEnd{ExitCode: 3, Error: "e"},
+		&DialRequest{Port: 80},
+		&DialReply{Error: "e"},
+		&NodeUsage{UnixMilli: 1, WindowMillis: 2, CPUNanos: 3, MemoryBytes: 4, Pods: []PodUsage{{Namespace: "n", Name: "p", UID: "u",
+			Containers: []ContainerUsage{{Name: "c", Attempt: 1, CPUNanos: 5, MemoryBytes: 6}}}}},
 	}
 }
 
@@ -76,6 +98,45 @@ func TestGolden(t *testing.T) {
 		back := fresh(m)
 		if err := Unmarshal(b, back); err != nil || !reflect.DeepEqual(back, m) {
 			t.Errorf("%v: %+v %v", m.WireType(), back, err)
+		}
+	}
+}
+
+// The same for what items of the service table hold.
+func TestGoldenItems(t *testing.T) {
+	for name, v := range map[string]any{
+		"network": &ClusterNetwork{ServiceCIDRs: []string{"10.43.0.0/16"}, DNS: []string{"10.43.0.10"}, Domain: "cluster.local"},
+		"node":    &NodeInfo{Addresses: []string{"10.0.0.1"}, PodCIDRs: []string{"10.42.0.0/24"}, Zone: "z"},
+		"service": &Service{ClusterIPs: []string{"10.43.0.1"}, Ports: []ServicePort{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30000}}, ExternalName: "e", AffinitySeconds: 1,
+			InternalLocal: true, ExternalLocal: true, Traffic: TrafficSameNode, ExternalIPs: []string{"10.0.0.1"}, HealthPort: 30001, NotReady: true},
+		"h2c":           &Service{Ports: []ServicePort{{Protocol: "TCP", Port: 80, H2C: true}}},
+		"ingress-nodes": &IngressNodes{Nodes: []string{"a", "b"}},
+		"ingress": &Ingress{Created: 7, Default: &IngressBackend{Service: "d", Name: "http"}, Redirect: true, Timeout: 1500,
+			Rules: []IngressRule{{Host: "a.example", Paths: []IngressPath{{Path: "/x", Exact: true, Backend: IngressBackend{Service: "s", Port: 80}}}}},
+			TLS:   []IngressTLS{{Hosts: []string{"a.example"}, Secret: "c"}}},
+		"slice": &Slice{Service: "n", Ports: []SlicePort{{Name: "http", Protocol: "TCP", Port: 8080}},
+			Endpoints: []Endpoint{{Address: []byte{10, 42, 0, 2}, State: EndpointReady | EndpointServing | EndpointTerminating, Node: "n", Zone: "z", Hostname: "h", Weight: 3, Pod: "p"}}},
+	} {
+		b, err := EncodeItem(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join("testdata", "item-"+name+".golden")
+		if *update {
+			if err := os.WriteFile(path, []byte(hex.EncodeToString(b)+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hex.EncodeToString(b)+"\n" != string(want) {
+			t.Errorf("item %s changed:\n got %x\nwant %s", name, b, want)
+		}
+		back := reflect.New(reflect.TypeOf(v).Elem()).Interface()
+		if err := DecodeItem(b, back); err != nil || !reflect.DeepEqual(back, v) {
+			t.Errorf("item %s: %+v %v", name, back, err)
 		}
 	}
 }

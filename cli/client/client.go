@@ -15,7 +15,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -30,10 +29,12 @@ const (
 	Table = "application/json;as=Table;v=v1;g=meta.k8s.io"
 )
 
-// Client talks to one API server.
+// Client talks to one API server, or to the agent of this machine.
 type Client struct {
 	base      string
+	socket    string // of the agent; "" for a server
 	token     string
+	tls       *tls.Config // of streams, which are HTTP/1.1
 	http      *http.Client
 	Namespace string // of the kubeconfig's context
 	// Warn receives the server's Warning headers; may be nil.
@@ -52,6 +53,13 @@ func IsNotFound(err error) bool { return code(err) == http.StatusNotFound }
 
 // IsConflict says whether the server answered 409.
 func IsConflict(err error) bool { return code(err) == http.StatusConflict }
+
+// IsInvalid says whether the server answered 400 or 422: the same object will
+// never do.
+func IsInvalid(err error) bool {
+	c := code(err)
+	return c == http.StatusBadRequest || c == http.StatusUnprocessableEntity
+}
 
 func code(err error) int32 {
 	var se *StatusError
@@ -73,6 +81,9 @@ func (e *UnreachableError) Error() string {
 	if errors.Is(e.Err, syscall.ECONNREFUSED) {
 		hint = "nothing listens there: start one with 'dunlin server', or give another kubeconfig with --kubeconfig"
 	}
+	if bad := (x509.CertificateInvalidError{}); errors.As(e.Err, &bad) && bad.Reason == x509.Expired {
+		hint = "this machine's clock or the server's is wrong, most likely: compare 'date' on both"
+	}
 	return fmt.Sprintf("cannot reach the server %s: %v (%s)", e.Server, root(e.Err), hint)
 }
 
@@ -91,13 +102,17 @@ func root(err error) error {
 	return err
 }
 
-// New makes a client from a kubeconfig file ("" looks in the usual places,
-// see Load).
+// New makes a client from a kubeconfig file (see Load).
 func New(kubeconfig, version string) (*Client, error) {
-	c, err := Load(kubeconfig)
+	c, err := Load(kubeconfig, "")
 	if err != nil {
 		return nil, err
 	}
+	return c.Client(version)
+}
+
+// Client talks to the configuration's server.
+func (c *Config) Client(version string) (*Client, error) {
 	t := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.Insecure} //nolint:gosec // only when the user's kubeconfig says so
 	if len(c.CA) > 0 {
 		t.RootCAs = x509.NewCertPool()
@@ -112,6 +127,8 @@ func New(kubeconfig, version string) (*Client, error) {
 		}
 		t.Certificates = []tls.Certificate{pair}
 	}
+	streams := t.Clone()
+	streams.NextProtos = []string{"http/1.1"}
 	tr := &http.Transport{
 		TLSClientConfig:     t,
 		ForceAttemptHTTP2:   true,
@@ -119,7 +136,7 @@ func New(kubeconfig, version string) (*Client, error) {
 		TLSHandshakeTimeout: 10 * time.Second,
 	}
 	return &Client{
-		base: strings.TrimSuffix(c.Server, "/"), token: c.Token, Namespace: c.Namespace,
+		base: strings.TrimSuffix(c.Server, "/"), token: c.Token, Namespace: c.Namespace, tls: streams,
 		http: &http.Client{Transport: tr}, userAgent: "dunlin/" + version,
 	}, nil
 }
@@ -161,6 +178,9 @@ func (c *Client) Do(ctx context.Context, r Request) (io.ReadCloser, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		if c.Local() {
+			return nil, &AgentError{Socket: c.socket, Err: err}
+		}
 		return nil, &UnreachableError{Server: c.base, Err: err}
 	}
 	if c.Warn != nil {
@@ -171,6 +191,11 @@ func (c *Client) Do(ctx context.Context, r Request) (io.ReadCloser, error) {
 	if resp.StatusCode < 300 {
 		return resp.Body, nil
 	}
+	return nil, refusal(resp)
+}
+
+// refusal reads the error that the server answered with.
+func refusal(resp *http.Response) error {
 	defer func() { _ = resp.Body.Close() }()
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	se := &StatusError{}
@@ -180,7 +205,7 @@ func (c *Client) Do(ctx context.Context, r Request) (io.ReadCloser, error) {
 	if se.Status.Code == 0 {
 		se.Status.Code = int32(resp.StatusCode)
 	}
-	return nil, se
+	return se
 }
 
 // JSON sends the request and decodes the answer into out.
@@ -261,10 +286,4 @@ func firstLine(b []byte) string {
 		s = s[:200]
 	}
 	return s
-}
-
-// fileExists is used by the search for a kubeconfig.
-func fileExists(p string) bool {
-	info, err := os.Stat(p)
-	return err == nil && !info.IsDir()
 }

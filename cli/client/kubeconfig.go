@@ -25,19 +25,31 @@ type Config struct {
 // ErrNoKubeconfig says that there is none in any of the usual places.
 var ErrNoKubeconfig = errors.New("no kubeconfig found")
 
+// AdminFile is the name of a server's kubeconfig in its configuration folder.
+const AdminFile = "admin.kubeconfig"
+
 // DefaultPaths are looked at in this order: $KUBECONFIG, the server's own on
-// this machine (as root, then as a user), ~/.kube/config.
-func DefaultPaths() []string {
+// this machine (in configDir if one is given; else as root, then as a user),
+// ~/.kube/config.
+func DefaultPaths(configDir string) []string {
 	var p []string
 	if env := os.Getenv("KUBECONFIG"); env != "" {
 		p = append(p, filepath.SplitList(env)...)
 	}
-	p = append(p, "/etc/dunlin/admin.kubeconfig")
-	if dir := os.Getenv("XDG_CONFIG_HOME"); dir != "" {
-		p = append(p, filepath.Join(dir, "dunlin", "admin.kubeconfig"))
+	home, herr := os.UserHomeDir()
+	if configDir != "" {
+		p = append(p, filepath.Join(configDir, AdminFile))
+	} else {
+		p = append(p, filepath.Join("/etc/dunlin", AdminFile))
+		if dir := os.Getenv("XDG_CONFIG_HOME"); dir != "" {
+			p = append(p, filepath.Join(dir, "dunlin", AdminFile))
+		}
+		if herr == nil {
+			p = append(p, filepath.Join(home, ".config", "dunlin", AdminFile))
+		}
 	}
-	if home, err := os.UserHomeDir(); err == nil {
-		p = append(p, filepath.Join(home, ".config", "dunlin", "admin.kubeconfig"), filepath.Join(home, ".kube", "config"))
+	if herr == nil {
+		p = append(p, filepath.Join(home, ".kube", "config"))
 	}
 	return p
 }
@@ -75,16 +87,25 @@ type kubeconfigFile struct {
 }
 
 // Load reads a kubeconfig; "" takes the first of DefaultPaths that exists.
-func Load(path string) (*Config, error) {
+func Load(path, configDir string) (*Config, error) {
 	if path == "" {
-		for _, p := range DefaultPaths() {
-			if fileExists(p) {
+		locked := ""
+		for _, p := range DefaultPaths(configDir) {
+			switch info, err := os.Stat(p); {
+			case err == nil && !info.IsDir():
 				path = p
+			case errors.Is(err, os.ErrPermission) && locked == "":
+				locked = p
+			}
+			if path != "" {
 				break
 			}
 		}
+		if path == "" && locked != "" {
+			return nil, fmt.Errorf("read kubeconfig: %w: %s (this user may not look there; try sudo, or give another one with --kubeconfig)", os.ErrPermission, locked)
+		}
 		if path == "" {
-			return nil, fmt.Errorf("%w (looked at %s); give one with --kubeconfig, or start a server here with 'dunlin server'", ErrNoKubeconfig, strings.Join(DefaultPaths(), ", "))
+			return nil, fmt.Errorf("%w (looked at %s); give one with --kubeconfig, or start a server here with 'dunlin server'", ErrNoKubeconfig, strings.Join(DefaultPaths(configDir), ", "))
 		}
 	}
 	b, err := os.ReadFile(path)

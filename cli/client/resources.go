@@ -51,6 +51,9 @@ func (r Resource) String() string {
 
 // Resources asks the server what it serves.
 func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
+	if c.Local() {
+		return LocalResources(), nil
+	}
 	const accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 	var out []Resource
 	for _, path := range []string{"/api", "/apis"} {
@@ -134,10 +137,21 @@ func unknownResource(all []Resource, typed string) error {
 			}
 		}
 	}
-	if best != "" {
-		return fmt.Errorf("the server has no resource type %q, did you mean %q?", typed, best)
+	return &UnknownTypeError{Typed: typed, Meant: best}
+}
+
+// UnknownTypeError says that a typed resource type is none.
+type UnknownTypeError struct {
+	Typed string
+	Meant string // what was probably meant; may be empty
+}
+
+// Error implements error.
+func (e *UnknownTypeError) Error() string {
+	if e.Meant != "" {
+		return fmt.Sprintf("the server has no resource type %q, did you mean %q?", e.Typed, e.Meant)
 	}
-	return fmt.Errorf("the server has no resource type %q ('dunlin get --help' lists the ways to name one)", typed)
+	return fmt.Sprintf("the server has no resource type %q ('dunlin get --help' lists the ways to name one)", e.Typed)
 }
 
 // distance is the Levenshtein distance.

@@ -5,7 +5,7 @@
 package install
 
 import (
-	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -13,10 +13,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-	"text/template"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/internal/claim"
 )
 
 //go:embed dunlin.service
@@ -28,7 +29,17 @@ const UnitName = "dunlin.service"
 // Paths on the host, all below Root ("" is the real host).
 type Paths struct {
 	Root string
+	// StateDir, RunDir and ConfigDir are the folders that the configuration
+	// file names instead of the usual ones; "" is the usual one.
+	StateDir, RunDir, ConfigDir string
 }
+
+// The usual folders.
+const (
+	usualState  = "var/lib/dunlin"
+	usualRun    = "run/dunlin"
+	usualConfig = "etc/dunlin"
+)
 
 func (p Paths) at(s string) string { return filepath.Join("/", p.Root, s) }
 
@@ -38,17 +49,32 @@ func (p Paths) Binary() string { return p.at("usr/local/bin/dunlin") }
 // HostBinary is where the slim Wasm host program is put.
 func (p Paths) HostBinary() string { return p.at("usr/local/bin/dunlin-wasm") }
 
+// ProxyBinary is where the slim service proxy is put.
+func (p Paths) ProxyBinary() string { return p.at("usr/local/bin/dunlin-proxy") }
+
+// IngressBinary is where the program that serves Ingresses is put.
+func (p Paths) IngressBinary() string { return p.at("usr/local/bin/dunlin-ingress") }
+
 // Unit is the systemd unit file.
 func (p Paths) Unit() string { return p.at("etc/systemd/system/" + UnitName) }
 
+// ConfigFile is the configuration file, which names the folders.
+func (p Paths) ConfigFile() string { return filepath.Join(p.at(usualConfig), "config.yaml") }
+
 // Config is the configuration folder.
-func (p Paths) Config() string { return p.at("etc/dunlin") }
+func (p Paths) Config() string { return p.at(cmp.Or(p.ConfigDir, usualConfig)) }
 
 // State is the state folder.
-func (p Paths) State() string { return p.at("var/lib/dunlin") }
+func (p Paths) State() string { return p.at(cmp.Or(p.StateDir, usualState)) }
+
+// States are the state folder and, where it is another one, the usual one,
+// which the unit makes all the same.
+func (p Paths) States() []string {
+	return slices.Compact([]string{p.State(), p.at(usualState)})
+}
 
 // Run is the run-time folder.
-func (p Paths) Run() string { return p.at("run/dunlin") }
+func (p Paths) Run() string { return p.at(cmp.Or(p.RunDir, usualRun)) }
 
 // Options of an installation.
 type Options struct {
@@ -58,17 +84,11 @@ type Options struct {
 	Paths    Paths
 }
 
-// Unit renders the systemd unit for a role.
-func Unit(role, binary string) ([]byte, error) {
-	t, err := template.New("unit").Parse(unitTemplate)
-	if err != nil {
-		return nil, fmt.Errorf("unit template: %w", err)
-	}
-	var b bytes.Buffer
-	if err := t.Execute(&b, map[string]string{"Role": role, "Binary": binary}); err != nil {
-		return nil, fmt.Errorf("unit template: %w", err)
-	}
-	return b.Bytes(), nil
+// Unit renders the systemd unit for a role. It is no text/template: one that
+// is executed anywhere in the program makes the linker keep every exported
+// method of every type (docs/RATIONALE.md).
+func Unit(role, binary string) []byte {
+	return []byte(strings.NewReplacer("@ROLE@", role, "@BINARY@", binary).Replace(unitTemplate))
 }
 
 // Install copies the binaries, writes the unit and makes the folders. It
@@ -78,7 +98,7 @@ func Install(o Options) ([]string, error) {
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
-	}{{o.Paths.Config(), 0o755}, {o.Paths.State(), 0o700}, {filepath.Join(o.Paths.Config(), "manifests"), 0o700}} {
+	}{{filepath.Dir(o.Paths.ConfigFile()), 0o755}, {o.Paths.Config(), 0o755}, {o.Paths.State(), 0o700}, {filepath.Join(o.Paths.Config(), "manifests"), 0o700}} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return did, fmt.Errorf("make folder: %w", err)
 		}
@@ -87,11 +107,15 @@ func Install(o Options) ([]string, error) {
 		return did, err
 	}
 	did = append(did, "program  "+o.Paths.Binary())
-	if beside := filepath.Join(filepath.Dir(o.Self), "dunlin-wasm"); isFile(beside) {
-		if err := copyProgram(beside, o.Paths.HostBinary()); err != nil {
+	for _, to := range []string{o.Paths.HostBinary(), o.Paths.ProxyBinary(), o.Paths.IngressBinary()} {
+		beside := filepath.Join(filepath.Dir(o.Self), filepath.Base(to))
+		if !isFile(beside) {
+			continue
+		}
+		if err := copyProgram(beside, to); err != nil {
 			return did, err
 		}
-		did = append(did, "program  "+o.Paths.HostBinary())
+		did = append(did, "program  "+to)
 	}
 	if o.JoinLine != "" {
 		p := filepath.Join(o.Paths.Config(), "join")
@@ -100,10 +124,7 @@ func Install(o Options) ([]string, error) {
 		}
 		did = append(did, "join     "+p+" (removed once it was used)")
 	}
-	unit, err := Unit(o.Role, "/usr/local/bin/dunlin")
-	if err != nil {
-		return did, err
-	}
+	unit := Unit(o.Role, "/usr/local/bin/dunlin")
 	if err := os.MkdirAll(filepath.Dir(o.Paths.Unit()), 0o755); err != nil {
 		return did, fmt.Errorf("make folder: %w", err)
 	}
@@ -113,29 +134,133 @@ func Install(o Options) ([]string, error) {
 	return append(did, "unit     "+o.Paths.Unit(), "state    "+o.Paths.State()), nil
 }
 
+// Role is what the installed unit runs, "server" or "agent"; "" is none.
+func Role(p Paths) string {
+	b, err := os.ReadFile(p.Unit())
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 1 && strings.HasPrefix(f[0], "ExecStart=") {
+			return f[1]
+		}
+	}
+	return ""
+}
+
+// What Dunlin makes in folders that the configuration names: those may hold
+// what others put there, so that only this is taken away.
+var (
+	StateParts  = []string{"server", "node", "node.forgotten*", "wasm", "oci", "images", "volumes", "claims"}
+	RunParts    = []string{"agent.sock", "wasm", "oci", "volumes", "proxy", "ingress", ".new", "lock"}
+	ConfigParts = []string{"join", "manifests", "admin.kubeconfig", "registries.yaml"}
+)
+
+// removable is what Remove takes away, without the folder of the configuration
+// file, and the folders that it removes if they are empty then.
+func removable(p Paths, keepState bool) (list, empty []string) {
+	named := func(dir, usual string, parts []string) {
+		if dir == p.at(usual) {
+			return
+		}
+		for _, part := range parts {
+			found, _ := filepath.Glob(filepath.Join(dir, part)) // the pattern is a good one
+			list = append(list, found...)
+		}
+		empty = append(empty, dir)
+	}
+	list = append(list, p.Unit())
+	list = append(list, runParts(p)...)
+	named(p.Run(), usualRun, RunParts)
+	list = append(list, p.HostBinary(), p.ProxyBinary(), p.IngressBinary(), p.Binary())
+	if !keepState {
+		list = append(list, p.at(usualState))
+		named(p.State(), usualState, StateParts)
+		named(p.Config(), usualConfig, ConfigParts)
+	}
+	return list, empty
+}
+
+// runParts is what of the usual run folder is this installation's: all of it,
+// unless another agent of this machine holds a claim in there (its network
+// namespace, or a run folder of its own below this one), or its pods still need
+// what is written down for the last one to put back.
+func runParts(p Paths) []string {
+	usual := p.at(usualRun)
+	if p.Run() != usual && claim.Held(filepath.Join(usual, "lock")) {
+		return nil // another agent's
+	}
+	entries, err := os.ReadDir(usual)
+	if err != nil {
+		return []string{usual}
+	}
+	var own []string
+	others := false
+	for _, e := range entries {
+		part := filepath.Join(usual, e.Name())
+		locks, _ := filepath.Glob(filepath.Join(part, "*.lock"))
+		kept, _ := filepath.Glob(filepath.Join(part, "switched-*.json"))
+		if len(kept) > 0 || slices.ContainsFunc(append(locks, filepath.Join(part, "lock")), claim.Held) {
+			others = true
+			continue
+		}
+		own = append(own, part)
+	}
+	if others {
+		return own
+	}
+	return []string{usual}
+}
+
+// Present says whether Remove would find anything.
+func Present(p Paths, keepState bool) bool {
+	list, _ := removable(p, keepState)
+	if !keepState {
+		list = append(list, p.at(usualConfig))
+	}
+	return slices.ContainsFunc(list, there)
+}
+
+func there(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 // Remove deletes everything that Install and the running software made in
 // files. Missing things are fine. keepState leaves the state and the
-// configuration.
-func Remove(p Paths, keepState bool) ([]string, error) {
-	list := []string{p.Unit(), p.Run(), p.HostBinary(), p.Binary()}
-	if !keepState {
-		list = append(list, p.State(), p.Config())
-	}
-	var did []string
+// configuration. The configuration file, which names the folders, goes last,
+// and stays while something else could not be removed: then Remove can be
+// called again.
+func Remove(p Paths, keepState bool) (did []string, err error) {
+	list, empty := removable(p, keepState)
 	var errs []error
-	for _, f := range list {
-		if _, err := os.Lstat(f); errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if mounted(f) {
+	remove := func(f string) {
+		switch {
+		case !there(f):
+		case mounted(f):
 			errs = append(errs, fmt.Errorf("remove %s: something is still mounted below it", f))
-			continue
+		default:
+			if err := os.RemoveAll(f); err != nil {
+				errs = append(errs, fmt.Errorf("remove: %w", err))
+				return
+			}
+			did = append(did, "removed  "+f)
 		}
-		if err := os.RemoveAll(f); err != nil {
-			errs = append(errs, fmt.Errorf("remove: %w", err))
-			continue
+	}
+	for _, f := range list {
+		remove(f)
+	}
+	for _, dir := range empty {
+		if os.Remove(dir) == nil { // else it is somebody else's, too
+			did = append(did, "removed  "+dir)
 		}
-		did = append(did, "removed  "+f)
+	}
+	switch etc := p.at(usualConfig); {
+	case keepState:
+	case len(errs) == 0:
+		remove(etc)
+	case there(etc):
+		did = append(did, "kept     "+etc+" until the rest is gone: run it again")
 	}
 	return did, errors.Join(errs...)
 }

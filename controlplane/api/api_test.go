@@ -14,9 +14,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/api/auth/reviews"
 	"github.com/dunlin-project/dunlin/controlplane/api/openapi"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/internal/clock"
 )
 
 // world is the API over the real registry and state machine, on TLS.
@@ -45,7 +47,7 @@ func newWorld(t testing.TB, set ...func(*Config)) *world {
 		}
 	}
 	cfg := Config{
-		Registry: w.reg, Proposer: w.local, Schemas: openapi.Schemas,
+		Registry: w.reg, Proposer: w.local, Types: openapi.TypeConverter,
 		Authenticator: auth.AuthenticatorFunc(func(r *http.Request) (*auth.User, bool, error) {
 			switch r.Header.Get("Authorization") {
 			case "Bearer admin":
@@ -184,12 +186,34 @@ func TestAuthentication(t *testing.T) {
 	if r.code != http.StatusForbidden || !strings.HasPrefix(at(r.json(t), "message").(string), `pods is forbidden: User "nobody" cannot list resource "pods" in API group "" in the namespace "default"`) {
 		t.Errorf("HTTP %d %s", r.code, r.body)
 	}
-	w.want(403, "GET", pods, "", "Impersonate-User", "somebody")
 	if r := w.do("GET", "/healthz", ""); r.code != 200 || string(r.body) != "ok" {
 		t.Errorf("healthz: %d %s", r.code, r.body)
 	}
 	if r := w.do("GET", "/apis/nothing.example/v1/things", ""); r.code != 404 {
 		t.Errorf("unknown resource: %d", r.code)
+	}
+}
+
+// TestActingAsAnother: administrators may, and then can do what the other
+// can; everybody else may not.
+func TestActingAsAnother(t *testing.T) {
+	w := newWorld(t, func(c *Config) {
+		c.Reviews = reviews.All(reviews.Config{Authorizer: c.Authorizer, Tokens: auth.UnionTokens(), Objects: c.Registry, Clock: clock.System})
+	})
+	m := w.want(403, "GET", pods, "", "Impersonate-User", "jane")
+	if !strings.HasPrefix(at(m, "message").(string), `pods is forbidden: User "jane" cannot list resource "pods"`) {
+		t.Errorf("as jane: %v", m)
+	}
+	w.want(200, "GET", pods, "", "Impersonate-User", "jane", "Impersonate-Group", auth.AdminsGroup)
+	m = w.want(403, "GET", pods, "", "Authorization", "Bearer nobody", "Impersonate-User", "admin", "Impersonate-Group", auth.AdminsGroup)
+	if !strings.HasPrefix(at(m, "message").(string), `users "admin" is forbidden: User "nobody" cannot impersonate resource "users" in API group "" at the cluster scope`) {
+		t.Errorf("as admin: %v", m)
+	}
+	w.want(400, "GET", pods, "", "Impersonate-Group", auth.AdminsGroup)
+	m = w.want(201, "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`,
+		"Impersonate-User", "jane", "Impersonate-Group", "devs", "Impersonate-Uid", "7", "Impersonate-Extra-Scopes", "read")
+	if got := fmt.Sprint(at(m, "status", "userInfo")); got != "map[extra:map[scopes:[read]] groups:[devs system:authenticated] uid:7 username:jane]" {
+		t.Errorf("who am I: %s", got)
 	}
 }
 
@@ -385,6 +409,20 @@ func TestPagination(t *testing.T) {
 	if m = w.want(200, "GET", cms+"?limit=3&continue="+fresh, ""); at(m, "items", 0, "metadata", "name") != "c6" {
 		t.Fatalf("inconsistent rest: %v", m)
 	}
+	// A list that goes on without its version has one again, and counts.
+	w.want(200, "GET", cms+"?limit=2", "")
+	token = at(w.want(200, "GET", cms+"?limit=1", ""), "metadata", "continue").(string)
+	w.want(201, "POST", cms, cmJSON("c9", "v"))
+	w.want(200, "GET", cms+"?limit=2", "")
+	fresh = at(w.want(410, "GET", cms+"?limit=2&continue="+token, ""), "metadata", "continue").(string)
+	m = w.want(200, "GET", cms+"?limit=2&continue="+fresh, "")
+	if at(m, "metadata", "remainingItemCount") != 5.0 || at(m, "items", 0, "metadata", "name") != "c00" {
+		t.Fatalf("inconsistent page: %v", m)
+	}
+	rv = at(m, "metadata", "resourceVersion")
+	if m = w.want(200, "GET", cms+"?limit=9&continue="+at(m, "metadata", "continue").(string), ""); at(m, "metadata", "resourceVersion") != rv || len(m["items"].([]any)) != 5 {
+		t.Fatalf("page after an inconsistent one: %v", m)
+	}
 	w.want(400, "GET", cms+"?limit=3&continue=garbage", "")
 	w.want(400, "GET", pods+"?fieldSelector=spec.foo%3Dx", "")
 	w.want(400, "GET", pods+"?labelSelector=%3D%3D", "")
@@ -405,6 +443,10 @@ func TestTwoPhaseDeleteOverHTTP(t *testing.T) {
 	m := w.want(201, "POST", pods+"/a/eviction", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"a","namespace":"default"}}`)
 	if at(m, "status") != "Success" {
 		t.Errorf("eviction: %v", m)
+	}
+	m = s.expect("MODIFIED", "a") // first it says why it goes
+	if at(m, "status", "conditions", 0, "reason") != "EvictionByEvictionAPI" {
+		t.Errorf("condition: %v", at(m, "status"))
 	}
 	m = s.expect("MODIFIED", "a")
 	if at(m, "metadata", "deletionTimestamp") == nil || at(m, "metadata", "deletionGracePeriodSeconds") != 30.0 {
@@ -437,6 +479,7 @@ func TestNegotiation(t *testing.T) {
 	if m := r.json(t); at(m, "kind") != "Table" || at(m, "rows", 0, "object", "metadata", "name") != "a" {
 		t.Errorf("table: %s", r.body)
 	}
+	w.rowsSayTheirKind()
 	r = w.do("GET", pods+"/a", "", "Accept", "application/vnd.kubernetes.protobuf,application/json")
 	if r.header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !bytes.HasPrefix(r.body, []byte("k8s\x00")) {
 		t.Errorf("protobuf: %s %q", r.header.Get("Content-Type"), r.body[:min(len(r.body), 20)])
@@ -467,5 +510,34 @@ func TestNegotiation(t *testing.T) {
 	r = w.do("GET", cms, "", "Accept-Encoding", "gzip")
 	if r.header.Get("Content-Encoding") != "gzip" || len(r.body) > 10<<10 {
 		t.Errorf("gzip: %q, %d bytes", r.header.Get("Content-Encoding"), len(r.body))
+	}
+}
+
+// rowsSayTheirKind asks for tables of lists, of one object and of a watch: a
+// row's object is read by itself.
+func (w *world) rowsSayTheirKind() {
+	w.t.Helper()
+	const accept = "application/json;as=Table;v=v1;g=meta.k8s.io"
+	for query, want := range map[string][2]any{
+		"?includeObject=Object":   {"Pod", "v1"},
+		"?includeObject=Metadata": {"PartialObjectMetadata", "meta.k8s.io/v1"},
+		"":                        {"PartialObjectMetadata", "meta.k8s.io/v1"},
+	} {
+		check := func(where string, m map[string]any) {
+			w.t.Helper()
+			if got := [2]any{at(m, "rows", 0, "object", "kind"), at(m, "rows", 0, "object", "apiVersion")}; got != want {
+				w.t.Errorf("%s%s: a row's object is %v, want %v", where, query, got, want)
+			}
+		}
+		check("list", w.do("GET", pods+query, "", "Accept", accept).json(w.t))
+		check("one", w.do("GET", pods+"/a"+query, "", "Accept", accept).json(w.t))
+		follow := "?watch=true"
+		if query != "" {
+			follow = query + "&watch=true"
+		}
+		s := w.watch(pods+follow, "Accept", accept)
+		typ, m := s.next()
+		check("watch "+typ, m)
+		s.cancel()
 	}
 }

@@ -39,7 +39,7 @@ func BenchmarkCreatePod(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			w := newWorld(b, func(c *Config) {
 				if !tracked {
-					c.Schemas = nil
+					c.Types = nil
 				}
 			})
 			serve(b, w, http.MethodPost, pods, podJSON("first"))

@@ -1,11 +1,14 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"strings"
 	"unicode"
 
@@ -13,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -23,8 +27,8 @@ import (
 
 // readBody reads the body and refuses numbers that no decoder may be given
 // (see manifests.CheckNumbers).
-func readBody(rq *request) ([]byte, error) {
-	body, err := io.ReadAll(rq.Body)
+func (s *Server) readBody(rq *request) ([]byte, error) {
+	body, err := s.rawBytes(rq)
 	if err != nil {
 		return nil, err
 	}
@@ -34,6 +38,31 @@ func readBody(rq *request) ([]byte, error) {
 	return body, nil
 }
 
+// largeBody is the size from which a body counts as large, bytes.
+const largeBody = 256 << 10
+
+// rawBytes reads the body. A large one needs a slot of its own, kept until
+// the request ends: what is made of it takes many times its size in memory,
+// so only a few are worked on at the same time.
+func (s *Server) rawBytes(rq *request) ([]byte, error) {
+	var b bytes.Buffer
+	_, err := io.CopyN(&b, rq.Body, largeBody)
+	switch {
+	case errors.Is(err, io.EOF):
+		return b.Bytes(), nil
+	case err != nil:
+		return nil, err
+	}
+	if rq.release, err = s.limiter.large.acquire(rq.Context(), rq.identity); err != nil {
+		s.metrics.rejected.WithLabelValues("large").Inc()
+		return nil, apierrors.NewTooManyRequests("too many large requests are running; please try again later", 1)
+	}
+	if _, err := b.ReadFrom(rq.Body); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
 // decodeBody reads a typed object from the body. directive is
 // fieldValidation: Strict, Warn (also "") or Ignore.
 func (s *Server) decodeBody(rq *request, gvk schema.GroupVersionKind, into runtime.Object, directive string) (runtime.Object, error) {
@@ -41,7 +70,7 @@ func (s *Server) decodeBody(rq *request, gvk schema.GroupVersionKind, into runti
 	if err != nil {
 		return nil, err
 	}
-	body, err := readBody(rq)
+	body, err := s.readBody(rq)
 	if err != nil {
 		return nil, err
 	}
@@ -120,11 +149,58 @@ func manager(r *http.Request, param string) string {
 	return b.String()
 }
 
+// checkEntries refuses an object with a map or list that is too long.
+func checkEntries(gk schema.GroupKind, obj runtime.Object) error {
+	err := manifests.CheckEntries(obj)
+	var many *manifests.TooManyEntriesError
+	if !errors.As(err, &many) {
+		return err
+	}
+	name := ""
+	if m, err := meta.Accessor(obj); err == nil {
+		name = m.GetName()
+	}
+	return apierrors.NewInvalid(gk, name, field.ErrorList{field.Forbidden(field.NewPath(many.Path), "too many entries, "+many.Limit())})
+}
+
 func invalidOptions(kind string, errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
 	}
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
+}
+
+// options reads a write's options from the query: convert and validate are
+// upstream's for kind.
+func options[O any](rq *request, kind string, convert func(*url.Values, *O, conversion.Scope) error, validate func(*O) field.ErrorList) (O, error) {
+	q := rq.URL.Query()
+	var o O
+	if err := convert(&q, &o, nil); err != nil {
+		return o, apierrors.NewBadRequest(err.Error())
+	}
+	return o, invalidOptions(kind, validate(&o))
+}
+
+func createOptions(rq *request) (metav1.CreateOptions, error) {
+	return options(rq, "CreateOptions", metav1.Convert_url_Values_To_v1_CreateOptions, metav1validation.ValidateCreateOptions)
+}
+
+func updateOptions(rq *request) (metav1.UpdateOptions, error) {
+	return options(rq, "UpdateOptions", metav1.Convert_url_Values_To_v1_UpdateOptions, metav1validation.ValidateUpdateOptions)
+}
+
+// decodeObject reads the body of a write whose namespace must be that of the
+// address.
+func (s *Server) decodeObject(rq *request, gvk schema.GroupVersionKind, into runtime.Object, directive string) (runtime.Object, metav1.Object, error) {
+	obj, err := s.decodeBody(rq, gvk, into, directive)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := accessor(obj)
+	if err != nil {
+		return nil, nil, err
+	}
+	return obj, m, setNamespace(rq, m)
 }
 
 func (rq *request) writeOptions(manager string, dryRun []string) registry.WriteOptions {
@@ -135,7 +211,7 @@ func (rq *request) writeOptions(manager string, dryRun []string) registry.WriteO
 // query if there is none.
 func (s *Server) deleteOptions(rq *request) (metav1.DeleteOptions, error) {
 	var o metav1.DeleteOptions
-	body, err := io.ReadAll(rq.Body)
+	body, err := s.rawBytes(rq)
 	if err != nil {
 		return o, err
 	}
@@ -143,16 +219,9 @@ func (s *Server) deleteOptions(rq *request) (metav1.DeleteOptions, error) {
 		if err := s.decodeDeleteOptions(rq, body, &o); err != nil {
 			return o, err
 		}
-	} else {
-		q := rq.URL.Query()
-		if err := metav1.Convert_url_Values_To_v1_DeleteOptions(&q, &o, nil); err != nil {
-			return o, apierrors.NewBadRequest(err.Error())
-		}
+		return o, invalidOptions("DeleteOptions", metav1validation.ValidateDeleteOptions(&o))
 	}
-	if errs := metav1validation.ValidateDeleteOptions(&o); len(errs) > 0 {
-		return o, invalidOptions("DeleteOptions", errs)
-	}
-	return o, nil
+	return options(rq, "DeleteOptions", metav1.Convert_url_Values_To_v1_DeleteOptions, metav1validation.ValidateDeleteOptions)
 }
 
 func (s *Server) decodeDeleteOptions(rq *request, body []byte, o *metav1.DeleteOptions) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
@@ -23,6 +25,8 @@ type request struct {
 	w        *response
 	info     requestInfo
 	user     *auth.User
+	identity string // who counts for the limits: the user before it acts as another
+	release  func() // gives back what a large body took; nil if nothing
 	warnings []string
 	kind     *manifests.Kind // nil for what is not stored
 }
@@ -76,6 +80,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	w.Header().Set("Cache-Control", "no-cache, private")
+	d, err := s.timeout(rq)
+	if err != nil {
+		d = s.cfg.RequestTimeout
+	}
+	r.Body = inTime(w, r.Body, start.Add(d))
 	if err := s.serve(rq); err != nil {
 		s.fail(rq, err)
 	}
@@ -88,6 +97,9 @@ func (s *Server) serve(rq *request) error {
 		rq.info.verb = "other"
 		return methodNotAllowed(&rq.info)
 	}
+	if err := s.catchUp(rq); err != nil {
+		return err
+	}
 	user, ok, err := s.cfg.Authenticator.Authenticate(rq.Request)
 	if err != nil || !ok {
 		if err != nil {
@@ -95,18 +107,23 @@ func (s *Server) serve(rq *request) error {
 		}
 		return auth.Unauthorized()
 	}
-	rq.user = user
-	for h := range rq.Header {
-		if strings.HasPrefix(h, "Impersonate-") {
-			// Ignoring it would do as oneself what was to be tried as another.
-			return apierrors.NewForbidden(rq.info.gvr.GroupResource(), rq.info.name, errors.New("acting as another user (--as, --as-group) is not supported by this server"))
+	rq.identity = user.Name
+	defer func() {
+		if rq.release != nil {
+			rq.release()
 		}
+	}()
+	if rq.user, err = auth.Impersonate(rq.Context(), s.cfg.Authorizer, user, rq.Header); err != nil {
+		return err
 	}
-	a := rq.info.attributes(user)
+	if rq.user != user {
+		s.cfg.Log.Debug("api request as another user", "user", user.Name, "as", rq.user.Name, "verb", rq.info.verb, "path", rq.URL.Path)
+	}
+	a := rq.info.attributes(rq.user)
 	if allowed, reason := s.cfg.Authorizer.Authorize(rq.Context(), a); !allowed {
 		return auth.Forbidden(a, reason)
 	}
-	ctx := auth.WithUser(rq.Context(), user)
+	ctx := auth.WithUser(rq.Context(), rq.user)
 	pool, kind := s.limiter.short, "request"
 	if rq.info.long() {
 		pool, kind = s.limiter.long, "watch"
@@ -114,11 +131,15 @@ func (s *Server) serve(rq *request) error {
 		ctx, cancel = s.untilClosed(ctx)
 		defer cancel()
 	} else {
+		d, err := s.timeout(rq)
+		if err != nil {
+			return err
+		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.timeout(rq))
+		ctx, cancel = context.WithTimeout(ctx, d)
 		defer cancel()
 	}
-	release, err := pool.acquire(ctx, user.Name)
+	release, err := pool.acquire(ctx, rq.identity)
 	if err != nil {
 		s.metrics.rejected.WithLabelValues(kind).Inc()
 		return apierrors.NewTooManyRequests("too many requests are running; please try again later", 1)
@@ -127,6 +148,9 @@ func (s *Server) serve(rq *request) error {
 	rq.Request = rq.WithContext(ctx)
 	if rq.Body != nil {
 		rq.Body = http.MaxBytesReader(rq.w, rq.Body, MaxBody)
+	}
+	if s.elsewhere(rq) {
+		return nil
 	}
 	if rq.info.resource {
 		return s.serveResource(rq)
@@ -145,19 +169,25 @@ func (s *Server) untilClosed(ctx context.Context) (context.Context, context.Canc
 }
 
 // timeout honours the client's hint if it is shorter than ours.
-func (s *Server) timeout(rq *request) time.Duration {
-	if v := rq.URL.Query().Get("timeout"); v != "" {
-		if d, err := time.ParseDuration(v); err == nil && d > 0 && d < s.cfg.RequestTimeout {
-			return d
-		}
+func (s *Server) timeout(rq *request) (time.Duration, error) {
+	v := rq.URL.Query().Get("timeout")
+	if v == "" {
+		return s.cfg.RequestTimeout, nil
 	}
-	return s.cfg.RequestTimeout
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid timeout specified in the request URL - %v", err))
+	}
+	if d <= 0 || d > s.cfg.RequestTimeout {
+		return s.cfg.RequestTimeout, nil
+	}
+	return d, nil
 }
 
 func (s *Server) serveOther(rq *request) error {
 	path := rq.URL.Path
 	switch {
-	case path == "/healthz" || path == "/livez" || path == "/readyz" || strings.HasPrefix(path, "/readyz/") || strings.HasPrefix(path, "/livez/") || strings.HasPrefix(path, "/healthz/"):
+	case isHealth(path):
 		return s.health(rq)
 	case strings.HasPrefix(path, "/openapi") && s.cfg.OpenAPI != nil:
 		s.cfg.OpenAPI.ServeHTTP(rq.w, rq.Request)
@@ -216,12 +246,19 @@ func (s *Server) fail(rq *request, err error) {
 func statusOf(err error) metav1.Status {
 	var st apierrors.APIStatus
 	var tooLarge *http.MaxBytesError
+	var body *bodyError
 	var out metav1.Status
 	switch {
 	case errors.As(err, &st):
 		out = st.Status()
+	case errors.Is(err, state.ErrTooLarge):
+		out = apierrors.NewRequestEntityTooLargeError(err.Error()).Status()
 	case errors.As(err, &tooLarge):
 		out = apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", tooLarge.Limit)).Status()
+	case errors.As(err, &body) && errors.Is(err, os.ErrDeadlineExceeded):
+		out = metav1.Status{Status: metav1.StatusFailure, Code: http.StatusRequestTimeout, Reason: metav1.StatusReasonTimeout, Message: "the request's body did not arrive in time"}
+	case errors.As(err, &body):
+		out = apierrors.NewBadRequest(body.Error()).Status()
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		out = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 1).Status()
 	default:

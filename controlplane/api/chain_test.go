@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,12 +146,34 @@ func TestPanicIsAnAnswer(t *testing.T) {
 }
 
 // cutOff is a proposer whose leader is out of reach.
-type cutOff struct{ state.Proposer }
+type cutOff struct {
+	state.Proposer
+	cut *atomic.Bool
+}
 
-func (cutOff) Barrier(context.Context) error { return state.ErrNoQuorum }
+func (c cutOff) Barrier(ctx context.Context) error {
+	if c.cut.Load() {
+		return state.ErrNoQuorum
+	}
+	return c.Proposer.Barrier(ctx)
+}
 
 func TestReadsWithoutQuorumSaySo(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.Proposer = cutOff{c.Proposer} })
+	cut := &atomic.Bool{}
+	cut.Store(true)
+	w := newWorld(t, func(c *Config) { c.Proposer = cutOff{c.Proposer, cut} })
+	// Just started: what is here may be nothing, which nobody must believe.
+	for _, path := range []string{pods, pods + "?resourceVersion=0", "/version"} {
+		if m := w.want(503, "GET", path, ""); at(m, "details", "retryAfterSeconds") != 1.0 {
+			t.Errorf("%s before the state is there: %v", path, m)
+		}
+	}
+	if r := w.do("GET", "/livez", ""); r.code != 200 {
+		t.Errorf("livez: HTTP %d", r.code)
+	}
+	cut.Store(false)
+	w.want(200, "GET", pods, "")
+	cut.Store(true)
 	r := w.do("GET", pods, "")
 	if r.code != 200 || !strings.Contains(r.header.Get("Warning"), "may be out of date: no quorum") {
 		t.Errorf("HTTP %d, warning %q", r.code, r.header.Get("Warning"))
@@ -187,6 +210,64 @@ func TestLogs(t *testing.T) {
 	w = newWorld(t, func(c *Config) { c.Logs = fakeLogs{err: apierrors.NewBadRequest("container is waiting to start")} })
 	w.want(201, "POST", pods, podJSON("a"))
 	w.want(400, "GET", pods+"/a/log", "")
+}
+
+type fakeNodes struct{ breaks bool }
+
+func (f fakeNodes) Metrics(_ context.Context, node string, w io.Writer) error {
+	if node == "away" {
+		return apierrors.NewServiceUnavailable("node away is not connected")
+	}
+	_, err := fmt.Fprintf(w, "of_node{name=%q} 1\n", node)
+	if f.breaks && err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// TestNodeProxy: a node's figures are for administrators, as upstream's
+// nodes/proxy is for who may get it, and nothing else is reached that way.
+func TestNodeProxy(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Nodes = fakeNodes{} })
+	const nodes = "/api/v1/nodes"
+	for _, n := range []string{"n1", "away"} {
+		w.want(201, "POST", nodes, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"`+n+`"}}`)
+	}
+	if r := w.do("GET", nodes+"/n1/proxy/metrics", ""); r.code != 200 || string(r.body) != "of_node{name=\"n1\"} 1\n" || r.header.Get("Content-Type") != metricsText {
+		t.Errorf("HTTP %d %s %v", r.code, r.body, r.header)
+	}
+	m := w.want(403, "GET", nodes+"/n1/proxy/metrics", "", "Authorization", "Bearer nobody")
+	if msg, _ := at(m, "message").(string); !strings.Contains(msg, `cannot get resource "nodes/proxy" in API group ""`) {
+		t.Errorf("refusal: %v", m)
+	}
+	w.want(401, "GET", nodes+"/n1/proxy/metrics", "", "Authorization", "Bearer wrong")
+	w.want(503, "GET", nodes+"/away/proxy/metrics", "")
+	w.want(404, "GET", nodes+"/none/proxy/metrics", "")
+	for _, path := range []string{"", "/", "/exec/default/p/c", "/metrics/cadvisor", "/../metrics"} {
+		if r := w.do("GET", nodes+"/n1/proxy"+path, ""); r.code != 404 {
+			t.Errorf("proxy%s: HTTP %d %s", path, r.code, r.body)
+		}
+	}
+	w.want(405, "POST", nodes+"/n1/proxy/metrics", "{}")
+	w.want(405, "DELETE", nodes+"/n1/proxy/metrics", "")
+	w = newWorld(t, func(c *Config) { c.Nodes = fakeNodes{breaks: true} })
+	w.want(201, "POST", nodes, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"}}`)
+	req, err := http.NewRequestWithContext(t.Context(), "GET", w.http.URL+nodes+"/n1/proxy/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer admin")
+	resp, err := w.http.Client().Do(req)
+	if err == nil {
+		_, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+	}
+	if err == nil {
+		t.Error("an answer that broke off looks whole")
+	}
+	w = newWorld(t)
+	w.want(201, "POST", nodes, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"}}`)
+	w.want(404, "GET", nodes+"/n1/proxy/metrics", "")
 }
 
 func TestReviewsAreServed(t *testing.T) {

@@ -24,6 +24,9 @@ func (s *Server) serveResource(rq *request) error {
 		}
 		return s.bind(rq)
 	}
+	if in.gvr.Group == metricsGV.Group && s.cfg.Usage != nil {
+		return s.serveUsage(rq)
+	}
 	if rq.kind == nil {
 		return pathNotFound()
 	}
@@ -93,13 +96,17 @@ func (s *Server) serveSubresource(rq *request) error {
 		case "get":
 			return s.getScale(rq)
 		case "update":
-			return s.updateScale(rq)
+			return s.update(rq, registry.Scale)
 		case "patch":
 			return s.patch(rq, registry.Scale)
 		}
 	case in.subresource == "finalize" && k.GVK.Kind == "Namespace" && k.GVK.Group == "":
 		if in.verb == "update" {
 			return s.update(rq, registry.Finalize)
+		}
+	case in.subresource == "proxy" && k.GVK.Kind == "Node" && k.GVK.Group == "" && s.cfg.Nodes != nil:
+		if in.verb == "get" {
+			return s.proxyNode(rq)
 		}
 	case !isPod:
 		return pathNotFound()
@@ -117,19 +124,16 @@ func (s *Server) serveSubresource(rq *request) error {
 		if in.verb == "get" {
 			return s.logs(rq)
 		}
+	case in.subresource == placementSub && s.cfg.Placements != nil:
+		if in.verb == "get" {
+			return s.placement(rq)
+		}
 	case in.subresource == "exec" || in.subresource == "attach" || in.subresource == "portforward":
 		if s.cfg.Streams == nil {
 			return pathNotFound()
 		}
 		if in.verb == "get" || in.verb == "create" {
-			p, err := s.pod(rq)
-			if err != nil {
-				return err
-			}
-			rq.w.code = http.StatusSwitchingProtocols
-			// The upgrade takes the connection over, so it needs the real writer.
-			s.cfg.Streams.ServeStream(rq.w.ResponseWriter, rq.Request, p, in.subresource)
-			return nil
+			return s.stream(rq)
 		}
 	default:
 		return pathNotFound()
@@ -155,7 +159,7 @@ func (s *Server) rawBody(rq *request) (runtime.SerializerInfo, []byte, error) {
 	if err != nil {
 		return info, nil, err
 	}
-	body, err := readBody(rq)
+	body, err := s.readBody(rq)
 	if err != nil {
 		return info, nil, err
 	}

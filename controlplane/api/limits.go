@@ -12,11 +12,14 @@ import (
 // no identity holds more than its share, so one busy client cannot starve
 // the others.
 type limiter struct {
-	short, long *slots
+	short, long, large *slots
 }
 
+// maxLarge is how many large bodies are worked on at the same time.
+const maxLarge = 4
+
 func newLimiter(short, long int) *limiter {
-	return &limiter{short: newSlots(short, 4*short), long: newSlots(long, 0)}
+	return &limiter{short: newSlots(short, 4*short), long: newSlots(long, 0), large: newSlots(maxLarge, short)}
 }
 
 // errBusy says that there is neither a slot nor room in the queue.

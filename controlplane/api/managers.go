@@ -8,22 +8,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
-	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // managers holds one field manager a kind and sub-resource. The type
-// converter, which costs some megabytes and a tenth of a second, is built
-// for the first write that needs it.
+// converter, which costs some megabytes and a tenth of a second, is asked for
+// by the first write that needs it, and is one for the whole process.
 type managers struct {
-	schemas func() map[string]*spec.Schema
+	types func() (managedfields.TypeConverter, error)
 
-	mu        sync.Mutex
-	converter managedfields.TypeConverter
-	err       error
-	byKey     map[managerKey]*managedfields.FieldManager
+	mu    sync.Mutex
+	byKey map[managerKey]*managedfields.FieldManager
 }
 
 type managerKey struct {
@@ -31,29 +28,27 @@ type managerKey struct {
 	sub string
 }
 
-func newManagers(schemas func() map[string]*spec.Schema) *managers {
-	return &managers{schemas: schemas, byKey: map[managerKey]*managedfields.FieldManager{}}
+func newManagers(types func() (managedfields.TypeConverter, error)) *managers {
+	return &managers{types: types, byKey: map[managerKey]*managedfields.FieldManager{}}
 }
 
 // get returns the field manager, or nil if this server tracks no fields.
 func (m *managers) get(gvk schema.GroupVersionKind, sub string) (*managedfields.FieldManager, error) {
-	if m.schemas == nil {
+	if m.types == nil {
 		return nil, nil //nolint:nilnil // no manager is a configuration, not an error
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.converter == nil && m.err == nil {
-		m.converter, m.err = managedfields.NewTypeConverter(m.schemas(), false)
-	}
-	if m.err != nil {
-		return nil, apierrors.NewInternalError(fmt.Errorf("server-side apply is not available: %w", m.err))
-	}
 	k := managerKey{gvk, sub}
 	if fm, ok := m.byKey[k]; ok {
 		return fm, nil
 	}
+	converter, err := m.types()
+	if err != nil {
+		return nil, apierrors.NewInternalError(fmt.Errorf("server-side apply is not available: %w", err))
+	}
 	s := manifests.Scheme()
-	fm, err := managedfields.NewDefaultFieldManager(m.converter, runtime.UnsafeObjectConvertor(s), defaulter{}, s, gvk, gvk.GroupVersion(), sub, resetFields(gvk, sub))
+	fm, err := managedfields.NewDefaultFieldManager(converter, runtime.UnsafeObjectConvertor(s), defaulter{}, s, gvk, gvk.GroupVersion(), sub, resetFields(gvk, sub))
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}

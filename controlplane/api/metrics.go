@@ -12,7 +12,7 @@ import (
 // subresources that are served; others are one label value.
 var subresources = []string{
 	"status", "scale", "log", "exec", "attach", "portforward", "eviction", "binding", "finalize",
-	"ephemeralcontainers", "token",
+	"ephemeralcontainers", "token", "proxy",
 }
 
 type metrics struct {

@@ -3,7 +3,6 @@ package api
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -116,22 +115,26 @@ func (t continueToken) encode() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-var errToken = errors.New("continue key is not valid")
-
+// decodeToken has upstream's words. How a token is encoded is nobody's
+// business, so they do not say where decoding failed.
 func decodeToken(s string) (continueToken, error) {
 	var t continueToken
 	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(s, "="))
-	if err != nil {
-		return t, apierrors.NewBadRequest("continue key is not valid: " + err.Error())
+	if err != nil || json.Unmarshal(b, &t) != nil {
+		return continueToken{}, invalidToken("continue key is not valid")
 	}
-	if err := json.Unmarshal(b, &t); err != nil {
-		return t, apierrors.NewBadRequest("continue key is not valid: " + err.Error())
-	}
-	if t.Version != tokenVersion || t.Name == "" || (t.RV < 1 && t.RV != -1) || t.Sent < 0 {
-		return t, apierrors.NewBadRequest(errToken.Error())
+	switch {
+	case t.Version != tokenVersion:
+		return t, invalidToken("continue key is not valid: server does not recognize this encoded version " + t.Version)
+	case t.Name == "":
+		return t, invalidToken("continue key is not valid: encoded start key empty (version " + tokenVersion + ")")
+	case (t.RV < 1 && t.RV != -1) || t.Sent < 0:
+		return t, invalidToken("continue key is not valid: incorrect encoded start resourceVersion (version " + tokenVersion + ")")
 	}
 	return t, nil
 }
+
+func invalidToken(why string) error { return apierrors.NewBadRequest("invalid continue token: " + why) }
 
 // expiredToken is the 410 that carries a token to go on inconsistently.
 func expiredToken(t continueToken) error {

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
-	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -34,6 +33,10 @@ var patchTypes = []types.PatchType{
 
 // maxPatchOps bounds a JSON patch: upstream's figure.
 const maxPatchOps = 10_000
+
+// The library's own bound on what the copy operations of a JSON patch add:
+// without it a few of them double a document until memory ends.
+func init() { jsonpatch.AccumulatedCopySizeLimit = MaxBody }
 
 // patch is one PATCH request.
 type patch struct {
@@ -86,34 +89,29 @@ func (s *Server) parsePatch(rq *request, sub registry.Subresource) (*patch, erro
 		}
 		return nil, unsupportedMedia(strings.Join(names, ", "))
 	}
-	q := rq.URL.Query()
-	if err := metav1.Convert_url_Values_To_v1_PatchOptions(&q, &p.opts, nil); err != nil {
-		return nil, apierrors.NewBadRequest(err.Error())
-	}
-	if errs := metav1validation.ValidatePatchOptions(&p.opts, p.typ); len(errs) > 0 {
-		return nil, invalidOptions("PatchOptions", errs)
+	var err error
+	p.opts, err = options(rq, "PatchOptions", metav1.Convert_url_Values_To_v1_PatchOptions, func(o *metav1.PatchOptions) field.ErrorList {
+		return metav1validation.ValidatePatchOptions(o, p.typ)
+	})
+	if err != nil {
+		return nil, err
 	}
 	p.mgr = manager(rq.Request, p.opts.FieldManager)
-	var err error
-	if p.body, err = readBody(rq); err != nil {
+	if p.body, err = s.readBody(rq); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// kindOf is what the patched document is: the kind, or its Scale.
+// gvk is what the patched document is: the kind, or its Scale.
 func (p *patch) gvk() schema.GroupVersionKind {
-	if p.sub == registry.Scale {
-		return scaleGVK
-	}
-	return p.rq.kind.GVK
+	gvk, _ := bodyOf(p.rq.kind, p.sub)
+	return gvk
 }
 
 func (p *patch) empty() runtime.Object {
-	if p.sub == registry.Scale {
-		return &autoscalingv1.Scale{}
-	}
-	return p.rq.kind.New()
+	_, obj := bodyOf(p.rq.kind, p.sub)
+	return obj
 }
 
 // mutate is the registry's Mutate: the current object in, the patched out.
@@ -129,14 +127,6 @@ func (p *patch) mutate(cur runtime.Object) (runtime.Object, error) {
 	obj, err := p.decode(patched)
 	if err != nil {
 		return nil, err
-	}
-	return p.own(cur, obj)
-}
-
-// own records who changed what, on the object or, for a scale, its parent.
-func (p *patch) own(cur, obj runtime.Object) (runtime.Object, error) {
-	if p.sub == registry.Scale {
-		return p.s.ownScale(p.rq.kind, cur, obj, p.mgr)
 	}
 	return p.s.ownUpdated(p.rq.kind, p.sub, cur, obj, p.mgr)
 }
@@ -254,6 +244,9 @@ func (p *patch) apply() (runtime.Object, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
+	if err := checkEntries(p.gvk().GroupKind(), intent); err != nil {
+		return nil, 0, err
+	}
 	fm, err := s.managers.get(p.gvk(), string(p.sub))
 	if err != nil {
 		return nil, 0, err
@@ -271,7 +264,7 @@ func (p *patch) apply() (runtime.Object, int, error) {
 		if err != nil {
 			return nil, applyError(err)
 		}
-		return out, nil
+		return out, checkEntries(rq.kind.GroupKind(), out) // no patch too many of a list that grows
 	}
 	const attempts = 8
 	for range attempts {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -41,7 +41,7 @@ func parseListQuery(rq *request) (*listQuery, error) {
 		Watch: q.Watch, ResourceVersion: q.ResourceVersion, ResourceVersionMatch: q.ResourceVersionMatch,
 		Continue: q.Continue, SendInitialEvents: q.SendInitialEvents, Limit: q.Limit,
 	}, true); len(errs) > 0 {
-		return nil, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
+		return nil, invalidOptions("ListOptions", errs)
 	}
 	sel, err := labels.Parse(q.LabelSelector)
 	if err != nil {
@@ -52,18 +52,33 @@ func parseListQuery(rq *request) (*listQuery, error) {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	// A list of one name, in the old form of a watch on a named path.
-	if rq.info.name != "" && q.FieldSelector == "" {
-		f = fields.OneTermEqualSelector("metadata.name", rq.info.name)
+	if rq.info.name != "" {
+		if f.Empty() {
+			f = fields.OneTermEqualSelector("metadata.name", rq.info.name)
+		} else if name, ok := f.RequiresExactMatch("metadata.name"); !ok || name != rq.info.name {
+			return nil, apierrors.NewBadRequest("fieldSelector metadata.name doesn't match requested name")
+		}
 	}
 	if q.match, err = registry.NewMatcher(rq.kind, sel, f); err != nil {
 		return nil, err
 	}
-	if q.ResourceVersion != "" {
-		if q.rv, err = strconv.ParseUint(q.ResourceVersion, 10, 64); err != nil {
-			return nil, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", nil)
-		}
+	if q.Watch || q.Continue == "" {
+		q.rv, err = parseVersion(q.ResourceVersion)
 	}
-	return q, nil
+	return q, err
+}
+
+// parseVersion reads a resourceVersion; "" is 0. Upstream answers 500 to a
+// bad one in a get or watch; the fault is the client's in all.
+func parseVersion(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	rv, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, apierrors.NewBadRequest("invalid resource version: " + field.Invalid(field.NewPath("resourceVersion"), s, err.Error()).Error())
+	}
+	return rv, nil
 }
 
 // fresh makes sure that the local state is new enough for a read: verified
@@ -121,12 +136,9 @@ func (s *Server) get(rq *request) error {
 
 // read gets the object that the request names.
 func (s *Server) read(rq *request, version string) (runtime.Object, error) {
-	var rv uint64
-	if version != "" {
-		var err error
-		if rv, err = strconv.ParseUint(version, 10, 64); err != nil {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q: %v", version, err))
-		}
+	rv, err := parseVersion(version)
+	if err != nil {
+		return nil, err
 	}
 	gk := rq.kind.GroupKind()
 	if err := s.fresh(rq, s.cfg.Registry.ReaderFor(gk, rq.info.namespace), version, rv); err != nil {
@@ -165,6 +177,13 @@ func (s *Server) page(rq *request, q *listQuery) (runtime.Object, error) {
 	if token.Name != "" {
 		after = state.Key{Kind: k.StorageKind(), Namespace: token.Namespace, Name: token.Name}
 	}
+	if token.RV == -1 {
+		// A list that goes on after its version was forgotten is consistent
+		// again from here on, at the version of this page.
+		left := 0
+		snap.Range(k.StorageKind(), ns, after, func(*state.Record) bool { left++; return true })
+		token.Sent = snap.Len(k.StorageKind(), ns) - left
+	}
 	limit := int64(math.MaxInt64)
 	if q.Limit > 0 {
 		limit = q.Limit
@@ -182,13 +201,9 @@ func (s *Server) page(rq *request, q *listQuery) (runtime.Object, error) {
 	lm := metav1.ListMeta{ResourceVersion: formatRV(snap.ResourceVersion())}
 	if more {
 		next := continueToken{RV: int64(snap.ResourceVersion()), Namespace: last.Namespace, Name: last.Name, Sent: token.Sent + len(items)}
-		if token.RV == -1 {
-			next.RV, next.Sent = -1, 0
-		} else {
-			s.pages.keep(soft, snap)
-		}
+		s.pages.keep(soft, snap)
 		lm.Continue = next.encode()
-		if left := int64(snap.Len(k.StorageKind(), ns) - next.Sent); q.match.Everything() && left > 0 && next.RV != -1 {
+		if left := int64(snap.Len(k.StorageKind(), ns) - next.Sent); q.match.Everything() && left > 0 {
 			lm.RemainingItemCount = &left
 		}
 	}
@@ -198,12 +213,12 @@ func (s *Server) page(rq *request, q *listQuery) (runtime.Object, error) {
 // snapshotFor finds the version that a list shall show.
 func (s *Server) snapshotFor(rq *request, q *listQuery, reader state.Reader, soft bool) (state.Snapshot, continueToken, error) {
 	if q.Continue != "" {
-		if q.ResourceVersion != "" && q.ResourceVersion != "0" {
-			return nil, continueToken{}, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
-		}
 		token, err := decodeToken(q.Continue)
 		if err != nil {
 			return nil, token, err
+		}
+		if q.ResourceVersion != "" && q.ResourceVersion != "0" {
+			return nil, token, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
 		}
 		if token.RV == -1 {
 			return reader.Snapshot(), token, s.fresh(rq, reader, "", 0)

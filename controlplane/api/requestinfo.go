@@ -20,6 +20,7 @@ type requestInfo struct {
 
 	gvr         schema.GroupVersionResource
 	subresource string
+	proxyPath   string // behind proxy: "/metrics"
 	namespace   string
 	name        string
 	fields      fields.Selector // of a list or watch; nil if none or malformed
@@ -57,7 +58,10 @@ func parseInfo(r *http.Request) requestInfo {
 	if len(parts) > 1 {
 		in.name = parts[1]
 	}
-	if len(parts) > 2 {
+	switch {
+	case len(parts) > 2 && parts[2] == "proxy": // one sub-resource, whatever is asked behind it
+		in.subresource, in.proxyPath = "proxy", "/"+strings.Join(parts[3:], "/")
+	case len(parts) > 2:
 		in.subresource = strings.Join(parts[2:], "/")
 	}
 	if in.gvr.Resource == "namespaces" && in.gvr.Group == "" {
@@ -112,6 +116,9 @@ func (in *requestInfo) attributes(u *auth.User) auth.Attributes {
 	a.APIGroup, a.APIVersion = in.gvr.Group, in.gvr.Version
 	a.Resource, a.Subresource = in.gvr.Resource, in.subresource
 	a.Namespace, a.Name, a.Fields = in.namespace, in.name, in.fields
+	if a.APIGroup == "" && a.Resource == "pods" && a.Subresource == placementSub && a.Verb == "get" {
+		a.Subresource = "" // it tells of the pod what its reader may know
+	}
 	return a
 }
 

@@ -6,12 +6,13 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/kube-openapi/pkg/validation/spec"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
 	"github.com/dunlin-project/dunlin/controlplane/api/auth/reviews"
@@ -27,10 +28,17 @@ type PodLogs interface {
 	Logs(ctx context.Context, pod *corev1.Pod, opts *corev1.PodLogOptions, w io.Writer) error
 }
 
-// Streams serves exec, attach and port-forward of a pod. It owns the
-// connection from there on; errors are its own to write.
+// NodeMetrics writes a node's figures as Prometheus text. Errors before the
+// first byte become the HTTP answer.
+type NodeMetrics interface {
+	Metrics(ctx context.Context, node string, w io.Writer) error
+}
+
+// Streams serves exec, attach and port-forward of a pod. An error becomes the
+// HTTP answer; without one the connection was taken over, or answered.
+// container is empty for port-forward.
 type Streams interface {
-	ServeStream(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, subresource string)
+	ServeStream(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, subresource, container string) error
 }
 
 // Config of a Server. Registry, Proposer, Authenticator and Authorizer are
@@ -43,15 +51,27 @@ type Config struct {
 
 	Discovery http.Handler // /api, /apis and their group versions, /version
 	OpenAPI   http.Handler // /openapi/
-	// Schemas are the OpenAPI schemas by name, from which the converter of
-	// server-side apply is built on first use. Nil leaves managedFields
-	// alone and refuses apply patches.
-	Schemas func() map[string]*spec.Schema
+	// Types gives what server-side apply knows of types; it is asked on first
+	// use and again, and remembers its answer. Nil leaves managedFields alone
+	// and refuses apply patches.
+	Types   func() (managedfields.TypeConverter, error)
 	Reviews []reviews.Entry // kinds that are answered and never stored
 	Logs    PodLogs         // nil: 501
+	Nodes   NodeMetrics     // nil: nodes have no proxy (404)
+	Usage   NodeUsage       // nil: there is no metrics.k8s.io
 	Streams Streams         // nil: 404
+	// Placements explains where pods could run; nil: 404.
+	Placements Placements
 	// Ready says why the server is not ready; nil is always ready.
 	Ready func(ctx context.Context) error
+	// Elsewhere passes on what only the leader can answer; nil: all is answered
+	// here.
+	Elsewhere Elsewhere
+	// EarlyPaths are paths of Extra that are answered also before the state is
+	// there.
+	EarlyPaths []string
+	// LeaderPaths are paths of Extra that only the leader can answer.
+	LeaderPaths []string
 	// Extra serves authorized requests of any other path; nil is 404.
 	Extra http.Handler
 
@@ -96,6 +116,8 @@ type Server struct {
 	managers *managers
 	reviews  map[reviewKey]reviews.Entry
 
+	caughtUp atomic.Bool // see catchUp
+
 	closing context.Context // ends at Close
 	stop    context.CancelFunc
 }
@@ -121,7 +143,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, codecs: newCodecs(), limiter: newLimiter(cfg.MaxInFlight, cfg.MaxWatches),
 		pages: newPages(cfg.PageTTL, cfg.MaxPages), encoded: newEncodings(4 << 20),
-		managers: newManagers(cfg.Schemas),
+		managers: newManagers(cfg.Types),
 		reviews:  make(map[reviewKey]reviews.Entry, len(cfg.Reviews)),
 	}
 	for _, e := range cfg.Reviews {

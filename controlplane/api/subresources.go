@@ -19,15 +19,12 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth/reviews"
+	"github.com/dunlin-project/dunlin/controlplane/eviction"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
 var scaleGVK = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
-
-func mustHaveVersion() field.ErrorList {
-	return field.ErrorList{field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update")}
-}
 
 // getScale answers GET on scale.
 func (s *Server) getScale(rq *request) error {
@@ -44,42 +41,6 @@ func (s *Server) getScale(rq *request) error {
 		return apierrors.NewInternalError(err)
 	}
 	return s.answer(rq, at, http.StatusOK, sc)
-}
-
-// updateScale answers PUT on scale.
-func (s *Server) updateScale(rq *request) error {
-	at, err := s.codecs.negotiate(rq.Request, false, false)
-	if err != nil {
-		return err
-	}
-	q := rq.URL.Query()
-	var o metav1.UpdateOptions
-	if err := metav1.Convert_url_Values_To_v1_UpdateOptions(&q, &o, nil); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	if errs := metav1validation.ValidateUpdateOptions(&o); len(errs) > 0 {
-		return invalidOptions("UpdateOptions", errs)
-	}
-	obj, err := s.decodeBody(rq, scaleGVK, &autoscalingv1.Scale{}, o.FieldValidation)
-	if err != nil {
-		return err
-	}
-	m, err := accessor(obj)
-	if err != nil {
-		return err
-	}
-	if err := setNamespace(rq, m); err != nil {
-		return err
-	}
-	mgr := manager(rq.Request, o.FieldManager)
-	out, err := s.cfg.Registry.Update(rq.Context(), rq.kind.GroupKind(), rq.info.namespace, rq.info.name, registry.Scale,
-		func(cur runtime.Object) (runtime.Object, error) {
-			return s.ownScale(rq.kind, cur, obj.DeepCopyObject(), mgr)
-		}, rq.writeOptions(mgr, o.DryRun))
-	if err != nil {
-		return err
-	}
-	return s.answer(rq, at, http.StatusOK, out)
 }
 
 // replicasPaths is where each scalable kind keeps the number, by its group
@@ -139,8 +100,8 @@ func throughParent(k *manifests.Kind, cur runtime.Object, f func(live runtime.Ob
 	return out, nil
 }
 
-// evict answers POST on eviction: a delete that may be refused later for the
-// sake of disruption budgets.
+// evict answers POST on eviction: a delete that a disruption budget may
+// refuse.
 func (s *Server) evict(rq *request) error {
 	at, err := s.codecs.negotiate(rq.Request, false, false)
 	if err != nil {
@@ -177,7 +138,7 @@ func (s *Server) evict(rq *request) error {
 	if dry := rq.URL.Query()["dryRun"]; len(dry) > 0 {
 		o.DryRun = dry
 	}
-	if _, _, err := s.cfg.Registry.Delete(rq.Context(), rq.kind.GroupKind(), rq.info.namespace, rq.info.name, toRegistryDelete(rq, o)); err != nil {
+	if err := eviction.Evict(rq.Context(), s.cfg.Registry, rq.info.namespace, rq.info.name, toRegistryDelete(rq, o), s.cfg.Clock.Now); err != nil {
 		return err
 	}
 	return s.answer(rq, at, http.StatusCreated, success())
@@ -193,13 +154,9 @@ func (s *Server) bind(rq *request) error {
 	if err != nil {
 		return err
 	}
-	q := rq.URL.Query()
-	var o metav1.CreateOptions
-	if err := metav1.Convert_url_Values_To_v1_CreateOptions(&q, &o, nil); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	if errs := metav1validation.ValidateCreateOptions(&o); len(errs) > 0 {
-		return invalidOptions("CreateOptions", errs)
+	o, err := createOptions(rq)
+	if err != nil {
+		return err
 	}
 	gvk := corev1.SchemeGroupVersion.WithKind("Binding")
 	obj, err := s.decodeBody(rq, gvk, &corev1.Binding{}, o.FieldValidation)
@@ -269,13 +226,9 @@ func (s *Server) review(rq *request, rk reviews.Entry) error {
 	if err != nil {
 		return err
 	}
-	q := rq.URL.Query()
-	var o metav1.CreateOptions
-	if err := metav1.Convert_url_Values_To_v1_CreateOptions(&q, &o, nil); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	if errs := metav1validation.ValidateCreateOptions(&o); len(errs) > 0 {
-		return invalidOptions("CreateOptions", errs)
+	o, err := createOptions(rq)
+	if err != nil {
+		return err
 	}
 	into, err := manifests.Scheme().New(rk.GVK)
 	if err != nil {

@@ -6,10 +6,12 @@ import (
 	"math"
 	"net/http"
 
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -22,23 +24,12 @@ func (s *Server) create(rq *request) error {
 	if err != nil {
 		return err
 	}
-	q := rq.URL.Query()
-	var o metav1.CreateOptions
-	if err := metav1.Convert_url_Values_To_v1_CreateOptions(&q, &o, nil); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	if errs := metav1validation.ValidateCreateOptions(&o); len(errs) > 0 {
-		return invalidOptions("CreateOptions", errs)
-	}
-	obj, err := s.decodeBody(rq, rq.kind.GVK, rq.kind.New(), o.FieldValidation)
+	o, err := createOptions(rq)
 	if err != nil {
 		return err
 	}
-	m, err := accessor(obj)
+	obj, _, err := s.decodeObject(rq, rq.kind.GVK, rq.kind.New(), o.FieldValidation)
 	if err != nil {
-		return err
-	}
-	if err := setNamespace(rq, m); err != nil {
 		return err
 	}
 	mgr := manager(rq.Request, o.FieldManager)
@@ -54,6 +45,9 @@ func (s *Server) create(rq *request) error {
 
 // ownCreated records who set the fields of a new object, defaults included.
 func (s *Server) ownCreated(k *manifests.Kind, obj runtime.Object, mgr string) (runtime.Object, error) {
+	if err := checkEntries(k.GroupKind(), obj); err != nil {
+		return nil, err
+	}
 	fm, err := s.managers.get(k.GVK, "")
 	if err != nil || fm == nil {
 		return obj, err
@@ -64,8 +58,15 @@ func (s *Server) ownCreated(k *manifests.Kind, obj runtime.Object, mgr string) (
 	return fm.UpdateNoErrors(live, obj, mgr), nil
 }
 
-// ownUpdated records who changed the fields of cur.
+// ownUpdated records who changed the fields of cur; those of a Scale stand
+// with its parent.
 func (s *Server) ownUpdated(k *manifests.Kind, sub registry.Subresource, cur, obj runtime.Object, mgr string) (runtime.Object, error) {
+	if sub == registry.Scale {
+		return s.ownScale(k, cur, obj, mgr)
+	}
+	if err := checkEntries(k.GroupKind(), obj); err != nil {
+		return nil, err
+	}
 	fm, err := s.managers.get(k.GVK, string(sub))
 	if err != nil || fm == nil {
 		return obj, err
@@ -83,42 +84,34 @@ var createOnUpdate = map[string]bool{"Service": true, "Endpoints": true, "Event"
 // Kinds whose PUT must name the version that it replaces.
 var needsVersion = map[string]bool{"Lease.coordination.k8s.io": true, "RuntimeClass.node.k8s.io": true}
 
-// update answers PUT on an object or its status, finalize or
+// bodyOf is what stands in the body of a request to an object or one of its
+// sub-resources: the kind itself, or its Scale.
+func bodyOf(k *manifests.Kind, sub registry.Subresource) (schema.GroupVersionKind, runtime.Object) {
+	if sub == registry.Scale {
+		return scaleGVK, &autoscalingv1.Scale{}
+	}
+	return k.GVK, k.New()
+}
+
+// update answers PUT on an object or its status, scale, finalize or
 // ephemeralcontainers.
 func (s *Server) update(rq *request, sub registry.Subresource) error {
-	at, err := s.codecs.negotiate(rq.Request, true, false)
+	at, err := s.codecs.negotiate(rq.Request, sub != registry.Scale, false)
 	if err != nil {
 		return err
 	}
-	q := rq.URL.Query()
-	var o metav1.UpdateOptions
-	if err := metav1.Convert_url_Values_To_v1_UpdateOptions(&q, &o, nil); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	if errs := metav1validation.ValidateUpdateOptions(&o); len(errs) > 0 {
-		return invalidOptions("UpdateOptions", errs)
-	}
-	obj, err := s.decodeBody(rq, rq.kind.GVK, rq.kind.New(), o.FieldValidation)
+	o, err := updateOptions(rq)
 	if err != nil {
 		return err
 	}
-	m, err := accessor(obj)
+	gvk, into := bodyOf(rq.kind, sub)
+	obj, m, err := s.decodeObject(rq, gvk, into, o.FieldValidation)
 	if err != nil {
 		return err
 	}
-	if err := setNamespace(rq, m); err != nil {
-		return err
-	}
-	switch m.GetName() {
-	case rq.info.name:
-	case "":
-		return apierrors.NewBadRequest("name must be provided")
-	default:
-		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", m.GetName(), rq.info.name))
-	}
-	if m.GetResourceVersion() == "" && needsVersion[rq.kind.GroupKind().String()] {
-		if _, err := s.cfg.Registry.Get(rq.kind.GroupKind(), rq.info.namespace, rq.info.name); err == nil {
-			return apierrors.NewInvalid(rq.kind.GroupKind(), rq.info.name, mustHaveVersion())
+	if sub != registry.Scale {
+		if err := s.checkPut(rq, m); err != nil {
+			return err
 		}
 	}
 	mgr := manager(rq.Request, o.FieldManager)
@@ -139,6 +132,28 @@ func (s *Server) update(rq *request, sub registry.Subresource) error {
 		return err
 	}
 	return s.answer(rq, at, code, out)
+}
+
+// checkPut refuses a body that is not about the object of the address, or
+// that lacks a version which its kind must name.
+func (s *Server) checkPut(rq *request, m metav1.Object) error {
+	switch m.GetName() {
+	case rq.info.name:
+	case "":
+		return apierrors.NewBadRequest("name must be provided")
+	default:
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", m.GetName(), rq.info.name))
+	}
+	gk := rq.kind.GroupKind()
+	if m.GetResourceVersion() != "" || !needsVersion[gk.String()] {
+		return nil
+	}
+	if _, err := s.cfg.Registry.Get(gk, rq.info.namespace, rq.info.name); err != nil {
+		return nil //nolint:nilerr // what does not exist has no version to name
+	}
+	return apierrors.NewInvalid(gk, rq.info.name, field.ErrorList{
+		field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update"),
+	})
 }
 
 // remove answers DELETE on an object.

@@ -155,9 +155,10 @@ func runCrashChild(t *testing.T, dir string, at, ops int) (acked int, killed boo
 	return acked, false
 }
 
-// checkCrash opens what a crash left and compares it with what was
+// checkCrash opens what a crash left: it must be what the first changes made,
+// whole, at least the durable ones and at most the one after those that were
 // acknowledged.
-func checkCrash(t *testing.T, dir string, at, acked int) {
+func checkCrash(t *testing.T, dir string, at, durable, acked int) {
 	t.Helper()
 	cfg := crashConfig(dir)
 	cfg.Log = testLog(t)
@@ -170,24 +171,36 @@ func checkCrash(t *testing.T, dir string, at, acked int) {
 		t.Fatalf("at %d: %v", at, err)
 	}
 	s := n.State().Snapshot()
-	for slot := range crashSlots {
-		want := -1
-		for i := slot; i < acked; i += crashSlots {
-			want = i
-		}
-		var got [3]int
+	var got [crashSlots]int
+	for slot := range got {
+		var parts [3]int
 		for part, op := range crashOps(slot) {
-			got[part] = -1
+			parts[part] = -1
 			if r, ok := s.Get(op.Record.Header.Key); ok {
-				got[part], _ = strconv.Atoi(strings.Fields(string(r.Spec.Data))[0])
+				parts[part], _ = strconv.Atoi(strings.Fields(string(r.Spec.Data))[0])
 			}
 		}
-		if got[0] != got[1] || got[1] != got[2] {
-			t.Fatalf("at %d: half applied: %v", at, got)
+		if parts[0] != parts[1] || parts[1] != parts[2] {
+			t.Fatalf("at %d: half applied: %v", at, parts)
 		}
-		if got[0] != want && (got[0] != acked || acked%crashSlots != slot) {
-			t.Fatalf("at %d: slot %d holds change %d, acknowledged was %d of %d", at, slot, got[0], want, acked)
+		got[slot] = parts[0]
+	}
+	// after is what the slots hold when the first changes are there, and no other.
+	after := func(changes int) (slots [crashSlots]int) {
+		for slot := range slots {
+			slots[slot] = -1
+			for i := slot; i < changes; i += crashSlots {
+				slots[slot] = i
+			}
 		}
+		return slots
+	}
+	whole := false
+	for changes := durable; changes <= acked+1; changes++ {
+		whole = whole || got == after(changes)
+	}
+	if !whole {
+		t.Fatalf("at %d: the slots hold changes %v; of %d that were acknowledged %d must be there: %v", at, got, acked, durable, after(durable))
 	}
 	if f := n.State().Facts(); f.Epoch != 1 {
 		t.Errorf("at %d: a crash is no loss, but the epoch is %d", at, f.Epoch)
@@ -218,7 +231,7 @@ func TestCrash(t *testing.T) {
 			break
 		}
 		points++
-		checkCrash(t, folder, at, acked)
+		checkCrash(t, folder, at, acked, acked)
 		if err := os.RemoveAll(folder); err != nil {
 			t.Fatal(err)
 		}

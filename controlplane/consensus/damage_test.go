@@ -71,11 +71,23 @@ var damages = []struct {
 	}},
 }
 
-// TestDamage damages each file of a state folder in each way. The server must
-// come up with everything, or come up saying (by a new recovery epoch) that
-// something is lost, or refuse with one line.
+// TestDamage damages each file of a state folder in each way, after a stop and
+// after a kill. The server must come up with everything, or come up saying (by
+// a new recovery epoch) that something is lost, or refuse with one line.
 func TestDamage(t *testing.T) {
-	dir, want := filledFolder(t)
+	for name, folder := range map[string]func(*testing.T) (string, [32]byte){
+		"stopped": filledFolder,
+		"killed":  func(t *testing.T) (string, [32]byte) { return killedFolder(t, 60) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, want := folder(t)
+			damageAll(t, dir, want)
+		})
+	}
+}
+
+func damageAll(t *testing.T, dir string, want [32]byte) {
+	t.Helper()
 	var files []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() && d.Name() != "lock" {

@@ -48,6 +48,10 @@ var ErrTear = errors.New("consensus: torn write")
 // Fault tests and counters hang there. The zero value is the real disk.
 type Disk struct {
 	Observe func(DiskEvent) error
+	// Slow, if set, is called before each append to the log and each write of
+	// the stable store, while no lock is held: a test of slow disks sleeps
+	// there, in virtual time too. Its time counts as the fsync's.
+	Slow func()
 
 	syncs  atomic.Uint64
 	writes atomic.Uint64
@@ -64,6 +68,16 @@ type DiskStats struct {
 // Stats returns the counts so far.
 func (d *Disk) Stats() DiskStats {
 	return DiskStats{Writes: d.writes.Load(), Bytes: d.bytes.Load(), Syncs: d.syncs.Load(), SyncP99: d.times.p99()}
+}
+
+// delay is where a test's slow disk takes its time.
+func (d *Disk) delay() {
+	if d.Slow == nil {
+		return
+	}
+	start := time.Now()
+	d.Slow()
+	d.times.add(time.Since(start))
 }
 
 // do runs one change between its two events.
@@ -229,6 +243,19 @@ func (d *Disk) free(dir string) (int64, error) {
 		return 0, fmt.Errorf("free space of %s: %w", dir, err)
 	}
 	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // Bsize is smaller on 32-bit machines
+}
+
+// fits tries whether size bytes can be had in the folder. What statfs says does
+// not tell: what a file system keeps for root counts for some users only (5 % of
+// an ext4), and what it keeps for itself for nobody.
+func (d *Disk) fits(dir string, size int64) bool {
+	path := filepath.Join(dir, "room.tmp")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return false
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	return errors.Join(err, f.Close(), os.Remove(path)) == nil
 }
 
 // diskFile is a file of the log or the stable store. Its fsyncs are timed.

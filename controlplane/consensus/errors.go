@@ -8,7 +8,7 @@ var (
 	// ErrLocked: another process holds the state folder.
 	ErrLocked = errors.New("state folder is in use")
 	// ErrNewerVersion: a newer version wrote the folder.
-	ErrNewerVersion = errors.New("written by a newer version")
+	ErrNewerVersion = errors.New("written by a newer version: upgrade dunlin")
 	// ErrOtherCluster: the folder belongs to another cluster.
 	ErrOtherCluster = errors.New("state folder of another cluster")
 	// ErrDamaged: what is left is not enough to go on without losing what

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/fxamacker/cbor/v2"
 	"golang.org/x/sys/unix"
@@ -46,11 +48,37 @@ type identity struct {
 	// Recover asks for a recovery epoch at the next leadership: the folder
 	// was found to hold less than was once acknowledged.
 	Recover bool `cbor:"3,keyasint,omitempty"`
+	// Joined: the folder was made for a cluster that existed already.
+	Joined bool `cbor:"4,keyasint,omitempty"`
+	// Epoch is the least recovery epoch, whatever the state says.
+	Epoch uint64 `cbor:"5,keyasint,omitempty"`
 }
 
 type identityFile struct {
 	slots *slots
-	id    identity
+	id    identity      // changed by save only
+	epoch atomic.Uint64 // what id says of the epoch, for any goroutine
+	// recovering is id.Recover: one more epoch than the state shows.
+	recovering atomic.Bool
+	mu         sync.Mutex // update
+}
+
+// update changes the identity once the node runs; it is written only if it
+// differs.
+func (f *identityFile) update(change func(*identity)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	id := f.id
+	change(&id)
+	if id == f.id {
+		return nil
+	}
+	return f.save(id)
+}
+
+func (f *identityFile) publish() {
+	f.epoch.Store(f.id.Epoch)
+	f.recovering.Store(f.id.Recover)
 }
 
 func (f *identityFile) load() (found bool, err error) {
@@ -61,6 +89,7 @@ func (f *identityFile) load() (found bool, err error) {
 	if err := cbor.Unmarshal(b, &f.id); err != nil {
 		return false, fmt.Errorf("%s: %w: %w", f.slots.path, ErrDamaged, err)
 	}
+	f.publish()
 	return true, nil
 }
 
@@ -76,6 +105,7 @@ func (f *identityFile) save(id identity) error {
 		}
 	}
 	f.id = id
+	f.publish()
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
@@ -15,7 +16,10 @@ import (
 type fsm struct {
 	machine *state.Machine
 	halt    func(error)
-	grown   func() // tells the keeper that the log has grown
+	index   atomic.Uint64 // of the last entry applied
+	grown   func()        // tells the keeper that the log has grown
+	// advanced tells those who wait for a version; may be nil.
+	advanced func()
 }
 
 var _ raft.FSM = (*fsm)(nil)
@@ -35,7 +39,9 @@ func (f *fsm) Apply(e *raft.Log) any {
 		f.halt(err)
 		return applied{err: err}
 	}
+	f.index.Store(e.Index)
 	f.grown()
+	f.tell()
 	return applied{results: results}
 }
 
@@ -63,7 +69,17 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	if !ok {
 		return fmt.Errorf("restore from a %T", r)
 	}
-	return f.machine.Restore(s.f.Name())
+	if err := f.machine.Restore(s.f.Name()); err != nil {
+		return err
+	}
+	f.tell()
+	return nil
+}
+
+func (f *fsm) tell() {
+	if f.advanced != nil {
+		f.advanced()
+	}
 }
 
 type imageSnapshot struct{ im *state.Image }

@@ -132,6 +132,54 @@ func TestDiskFullHeals(t *testing.T) {
 	checkFull(t, openTest(t, cfg), count)
 }
 
+// TestDeletionsOnADiskThatIsFullToTheLastByte: others filled it, at once. The
+// mark and the end of a deletion are taken in the space that was kept aside.
+func TestDeletionsOnADiskThatIsFullToTheLastByte(t *testing.T) {
+	t.Run("tmpfs", func(t *testing.T) { testDeletionsOnAFullDisk(t, smallDisk(t, "4m")) })
+	// Of an ext4, 5 % are for root alone: more than what is kept aside.
+	t.Run("ext4", func(t *testing.T) { testDeletionsOnAFullDisk(t, newLoopDisk(t).mount) })
+}
+
+func testDeletionsOnAFullDisk(t *testing.T, dir string) {
+	cfg := testConfig(t, filepath.Join(dir, "state"))
+	cfg.SegmentBytes = 64 << 10
+	n := openTest(t, cfg)
+	const count = 20
+	for i := range count {
+		mustPropose(t, n, state.Op{Type: state.OpCreate, Record: object("ConfigMap", "", fmt.Sprint("o", i))})
+	}
+	owned := object("ConfigMap", "", "owned")
+	owned.Header.Owners = []state.Owner{{UID: "1", Kind: "ConfigMap", Name: "o0"}}
+	mustPropose(t, n, state.Op{Type: state.OpCreate, Record: owned})
+	ballast := filepath.Join(dir, "ballast")
+	fillDisk(t, ballast)
+	late := state.Op{Type: state.OpCreate, Record: object("ConfigMap", "", "late")}
+	if _, err := n.Propose(testContext(t), []state.Op{late}); !errors.Is(err, state.ErrDiskFull) {
+		t.Fatalf("a new object: %v", err)
+	}
+	for i := range count {
+		r := object("ConfigMap", "", fmt.Sprint("o", i))
+		plain := state.Op{Type: state.OpUpdate, Record: r, UID: r.Header.UID}
+		if _, err := n.Propose(testContext(t), []state.Op{plain}); !errors.Is(err, state.ErrDiskFull) {
+			t.Fatalf("an ordinary update: %v", err)
+		}
+		marked := object("ConfigMap", "", fmt.Sprint("o", i))
+		marked.Header.Deleted = 1
+		mustPropose(t, n, state.Op{Type: state.OpUpdate, Record: marked, UID: r.Header.UID})
+		mustPropose(t, n, state.Op{Type: state.OpDelete, Key: &r.Header.Key, UID: r.Header.UID})
+	}
+	orphan := object("ConfigMap", "", "owned")
+	mustPropose(t, n, state.Op{Type: state.OpUpdate, Record: orphan, UID: orphan.Header.UID})
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	mustPropose(t, n, late)
+	checkFull(t, n, 2)
+	if _, err := os.Stat(filepath.Join(cfg.Dir, "spare")); err != nil {
+		t.Errorf("the space is not kept aside again: %v", err)
+	}
+}
+
 func fillDisk(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)

@@ -29,6 +29,7 @@ func TestIdleWritesNothing(t *testing.T) {
 			t.Errorf("a lone server led after %v of virtual time", took)
 		}
 		mustPropose(t, n, state.Op{Type: state.OpCreate, Record: object("ConfigMap", "", "a")})
+		time.Sleep(2 * boundEvery) // the bound of what was just written
 		before := cfg.Disk.Stats()
 		for range 24 {
 			time.Sleep(time.Hour)

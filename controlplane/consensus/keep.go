@@ -10,7 +10,7 @@ import (
 )
 
 // keep takes snapshots when the log has grown by the state's size, and lets
-// the election time-outs follow the disk. It wakes only after commits.
+// the election time-out follow the disk. It wakes only after commits.
 func (n *Node) keep() {
 	var retry time.Time
 	pause := 10 * time.Second
@@ -21,10 +21,11 @@ func (n *Node) keep() {
 		case <-n.ctx.Done():
 			return
 		}
+		n.noteEpoch()
 		now := time.Now()
 		if now.Sub(tuned) > 10*time.Second {
 			tuned = now
-			n.tune()
+			n.tune(0)
 		}
 		grown := int64(n.logs.appended.Load())
 		if grown <= max(n.cfg.SnapshotBytes, n.machine.Bytes()) || now.Before(retry) {
@@ -43,11 +44,13 @@ func (n *Node) keep() {
 	}
 }
 
-// grown wakes the keeper.
+// grown wakes the keepers of snapshots and of the bound.
 func (n *Node) grown() {
-	select {
-	case n.snapshots <- struct{}{}:
-	default:
+	for _, due := range []chan struct{}{n.snapshots, n.committed} {
+		select {
+		case due <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -67,29 +70,6 @@ func (n *Node) Snapshot(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// timeouts is the rule for heartbeat and election time-outs: an election is a
-// vote (one or two fsyncs here, two on each voter) and a first entry (one on
-// each), so eight times the slow fsync leaves room; at least a second, at
-// most thirty.
-func timeouts(syncP99 time.Duration) time.Duration {
-	return min(max(baseTimeout, 8*syncP99), 30*time.Second)
-}
-
-// tune follows the disk, in steps of a quarter so that noise changes nothing.
-func (n *Node) tune() {
-	want := timeouts(n.disk.times.p99())
-	c := n.raft.ReloadableConfig()
-	if d := want - c.ElectionTimeout; d < c.ElectionTimeout/4 && -d < c.ElectionTimeout/4 {
-		return
-	}
-	c.HeartbeatTimeout, c.ElectionTimeout = want, want
-	if err := n.raft.ReloadConfig(c); err != nil {
-		n.log.Warn("election time-out not changed", "err", err)
-		return
-	}
-	n.log.Info("election time-out follows the disk", "timeout", want, "fsync_p99", n.disk.times.p99())
 }
 
 // Stats are figures for metrics.

@@ -20,9 +20,10 @@ type leadership struct {
 	ctx     context.Context // of the term
 	cancel  context.CancelFunc
 	changed chan struct{} // closed and replaced at each change
+	told    func()        // of each change, too
 }
 
-func (l *leadership) init() { l.changed = make(chan struct{}) }
+func (l *leadership) init(told func()) { l.changed, l.told = make(chan struct{}), told }
 
 // candidate starts a term's context: leadership was won but is not ready.
 func (l *leadership) candidate(parent context.Context) context.Context {
@@ -65,6 +66,7 @@ func (l *leadership) reset() {
 func (l *leadership) signal() {
 	close(l.changed)
 	l.changed = make(chan struct{})
+	l.told()
 }
 
 func (l *leadership) get() (term uint64, ctx context.Context, changed <-chan struct{}) {
@@ -208,15 +210,21 @@ func (n *Node) prepare(ctx context.Context, term uint64) error {
 		n.halt(err)
 		return err
 	}
-	if !n.identity.id.Recover {
+	if !n.identity.recovering.Load() {
 		return nil
 	}
-	if err := n.internal(ctx, state.Op{Type: state.OpRecover, Term: term}); err != nil {
-		return fmt.Errorf("recover: %w", err)
+	// One step for each epoch that this folder knows of and the state does not
+	// (it may be restored from before them), so that no version of those comes
+	// back with another meaning.
+	known := n.identity.epoch.Load()
+	for more := true; more; more = n.machine.Facts().Epoch <= known {
+		if err := n.internal(ctx, state.Op{Type: state.OpRecover, Term: term}); err != nil {
+			return fmt.Errorf("recover: %w", err)
+		}
 	}
-	id := n.identity.id
-	id.Recover = false
-	return n.identity.save(id)
+	return n.identity.update(func(id *identity) {
+		id.Recover, id.Epoch = false, n.machine.Facts().Epoch
+	})
 }
 
 // internal proposes one op before leadership is announced.

@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,11 +12,13 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
 	"github.com/hashicorp/raft-wal/segment"
+	"github.com/hashicorp/raft-wal/types"
 )
 
 // defaultSegment is the size of a log segment: small, since a segment is the
@@ -38,7 +41,9 @@ type logStore struct {
 	mu     sync.RWMutex // the pointer w: held for writing while w is reopened
 	w      *wal.WAL
 	meta   *walMeta
-	broken error // the last write failed: w must be reopened first
+	listed []types.SegmentInfo // what the log consisted of when it was opened
+	cut    bool                // its last file was cut off within an entry
+	broken error               // the last write failed: w must be reopened first
 
 	first, last atomic.Uint64 // durable range
 	appended    atomic.Uint64 // bytes of entries, since the newest snapshot at open
@@ -66,6 +71,7 @@ func (l *logStore) openWAL() (err error) {
 	if err != nil {
 		return err
 	}
+	l.listed = state.Segments
 	// A segment newer than the list says: the list is an old one. raft-wal
 	// would delete that segment.
 	ids, err := segment.NewFiler(l.dir, l.disk).List()
@@ -78,7 +84,7 @@ func (l *logStore) openWAL() (err error) {
 		}
 	}
 	w, err := wal.Open(l.dir, wal.WithMetaStore(l.meta), wal.WithLogger(l.logger),
-		wal.WithSegmentSize(l.segment), wal.WithSegmentFiler(sealFiler{segment.NewFiler(l.dir, l.disk), &l.meta.rotation}))
+		wal.WithSegmentSize(l.segment), wal.WithSegmentFiler(&sealFiler{Filer: segment.NewFiler(l.dir, l.disk), rotation: &l.meta.rotation}))
 	if err != nil {
 		return fmt.Errorf("open log: %w", err)
 	}
@@ -125,6 +131,9 @@ func (l *logStore) open() (*salvageReport, error) {
 		err = l.verify()
 	}
 	if err == nil {
+		err = l.checkTail()
+	}
+	if err == nil {
 		return nil, nil
 	}
 	l.closeWAL()
@@ -141,7 +150,7 @@ func (l *logStore) verify() error {
 	if first == 0 {
 		return nil
 	}
-	var term, bytes uint64
+	var term, size uint64
 	for i := first; i <= last; i++ {
 		var e raft.Log
 		if err := l.read(i, &e); err != nil {
@@ -152,10 +161,51 @@ func (l *logStore) verify() error {
 		}
 		term = e.Term
 		if i > newest {
-			bytes += uint64(len(e.Data))
+			size += uint64(len(e.Data))
 		}
 	}
-	l.appended.Store(bytes)
+	l.appended.Store(size)
+	return nil
+}
+
+// commitMark begins the last 8 bytes of every write of raft-wal's.
+var commitMark = []byte{segment.FrameCommit, 0, 0, 0}
+
+// checkTail looks whether the file that is written to has the size that was
+// reserved when it was made. If it is shorter and ends within an entry, it was
+// cut off: raft-wal takes that for a write that was torn. Otherwise nothing is
+// known to be missing (a kill can come between the making and the reserving),
+// and the space is reserved again, or the next torn write would look like a cut.
+func (l *logStore) checkTail() error {
+	if len(l.listed) == 0 {
+		return nil
+	}
+	tail := l.listed[len(l.listed)-1]
+	if !tail.SealTime.IsZero() {
+		return nil
+	}
+	f, err := os.OpenFile(filepath.Join(l.dir, segment.FileName(tail)), os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("check log: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("check log: %w", err)
+	}
+	size := info.Size()
+	if size >= int64(tail.SizeLimit) {
+		return nil
+	}
+	end := make([]byte, min(size, 8))
+	if _, err := f.ReadAt(end, size-int64(len(end))); err != nil {
+		return fmt.Errorf("check log: %w", err)
+	}
+	if !bytes.Equal(end, make([]byte, len(end))) && !bytes.HasPrefix(end, commitMark) {
+		l.cut = true
+		return fmt.Errorf("%w: %s has %d of %d bytes and ends within an entry", ErrDamaged, f.Name(), size, tail.SizeLimit)
+	}
+	_ = reserve(f, int64(tail.SizeLimit)) // what ails the disk, the next write tells
 	return nil
 }
 
@@ -176,9 +226,11 @@ func (l *logStore) read(index uint64, e *raft.Log) (err error) {
 }
 
 // seal returns a copy of the entry with its checksum in Extensions, which
-// Raft carries and does not use.
+// Raft carries and does not use. The time of the append, which Raft uses for
+// a metric only, is left out: the checksum does not cover it.
 func seal(e *raft.Log) *raft.Log {
 	c := *e
+	c.AppendedAt = time.Time{}
 	c.Extensions = binary.BigEndian.AppendUint32(nil, entrySum(e))
 	return &c
 }
@@ -187,7 +239,7 @@ func unseal(index uint64, e *raft.Log) error {
 	if e.Index != index || len(e.Extensions) != 4 || binary.BigEndian.Uint32(e.Extensions) != entrySum(e) {
 		return fmt.Errorf("%w: log entry %d: checksum differs", ErrDamaged, index)
 	}
-	e.Extensions = nil
+	e.Extensions, e.AppendedAt = nil, time.Time{}
 	return nil
 }
 
@@ -220,6 +272,7 @@ func (l *logStore) StoreLog(e *raft.Log) error { return l.StoreLogs([]*raft.Log{
 
 // StoreLogs implements raft.LogStore: one write, one fsync.
 func (l *logStore) StoreLogs(entries []*raft.Log) error {
+	l.disk.delay()
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	sealed := make([]*raft.Log, len(entries))

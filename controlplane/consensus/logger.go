@@ -17,6 +17,16 @@ func newRaftLogger(log *slog.Logger, name string) hclog.Logger {
 	return l
 }
 
+// repeated are the lines that Raft writes several times a second while
+// another server is away. That one is away is said once, by who connects to
+// it.
+var repeated = []string{
+	"failed to heartbeat to", "failed to appendEntries to", "failed to pipeline appendEntries",
+	"failed to make requestVote RPC", "failed to contact", "Election timeout reached, restarting election",
+	"failed to get previous log", "appendEntries rejected, sending older logs",
+	"rejecting pre-vote request since we have a leader", "rejecting vote request since we have a leader",
+}
+
 type slogSink struct{ log *slog.Logger }
 
 // Accept implements hclog.SinkAdapter.
@@ -28,6 +38,8 @@ func (s slogSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
 	switch {
 	case level < hclog.Warn:
 		return
+	case slices.Contains(repeated, msg):
+		l = slog.LevelDebug
 	case level >= hclog.Error:
 		l = slog.LevelError
 	}

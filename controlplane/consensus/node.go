@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/internal/spare"
 )
 
 // Config of a Node. Dir and Log are required; for a new folder also
@@ -30,13 +31,20 @@ type Config struct {
 	ExpectClusterID string
 	// Voters are the server ids of a new cluster; nil is this server alone.
 	Voters []string
+	// Join says, for a new folder, that the cluster exists already: this server
+	// waits until its leader adds it, and makes none of its own. The folder
+	// remembers it.
+	Join bool
+	// Epoch is the recovery epoch that a new folder starts from; 0 is 1.
+	Epoch uint64
 	// Transport to the other servers, whose local address is the server id.
 	// nil is an in-memory one, which suits a single voter.
 	Transport raft.Transport
 	Log       *slog.Logger
 	Disk      *Disk         // nil is the real disk
 	Machine   state.Options // of the state machine
-	// Feature is the feature level of a new cluster; 0 is 1.
+	// Feature is the feature level of a new cluster; 0 is 1. Older servers than
+	// that cannot join it.
 	Feature uint32
 
 	// SegmentBytes is the size of a log segment; 0 is 2 MiB.
@@ -49,6 +57,9 @@ type Config struct {
 	// and twice the state's size. Deletions go on while one more segment fits.
 	// Negative is no reserve.
 	ReserveBytes int64
+	// Committed, if set, is told how long each Raft entry took from its
+	// proposal until it was applied here. It must not block.
+	Committed func(time.Duration)
 }
 
 // Node is one server's share of the replicated state. It implements
@@ -62,6 +73,7 @@ type Node struct {
 	lock     *folderLock
 	identity *identityFile
 	stable   *stableStore
+	bound    *boundFile // once it runs, keepBound's
 	logs     *logStore
 	snaps    *snapshotStore
 	trans    raft.Transport
@@ -76,22 +88,24 @@ type Node struct {
 	queue     chan *proposal
 	barriers  barriers
 	snapshots chan struct{} // the log may have grown enough
+	committed chan struct{} // the bound may be raised
 	notify    chan bool     // from Raft
 
+	applied  signal // an entry was applied, or a snapshot restored
+	leads    signal // another leader, or none
 	faults   faults
+	spare    *spare.File // for deletions on a full disk; nil: none
 	haltOnce sync.Once
 	halted   chan struct{}
 	haltErr  error
 
 	proposals, entries atomic.Uint64
+	pace               pace
 	closeOnce          sync.Once
 	closeErr           error
 }
 
 var _ state.Proposer = (*Node)(nil)
-
-// baseTimeout is the heartbeat and election time-out on a fast disk.
-const baseTimeout = time.Second
 
 // Open opens or makes the state folder and starts Raft. It returns when the
 // state is restored from snapshot and this server takes part; a single voter
@@ -99,6 +113,24 @@ const baseTimeout = time.Second
 // the file and what to do: ErrLocked, ErrNewerVersion, ErrOtherCluster,
 // ErrDamaged, state.ErrDiskFull.
 func Open(ctx context.Context, cfg Config) (*Node, error) {
+	n, err := newNode(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.open(); err != nil {
+		n.cancel()
+		n.closeFiles()
+		if diskFault(err) {
+			err = fmt.Errorf("%w: %w", state.ErrDiskFull, err)
+		}
+		return nil, fmt.Errorf("open state folder: %w", err)
+	}
+	n.start()
+	return n, nil
+}
+
+// newNode fills in the defaults; nothing is opened yet.
+func newNode(ctx context.Context, cfg Config) (*Node, error) {
 	if cfg.Dir == "" || cfg.Log == nil {
 		return nil, errors.New("consensus: Dir and Log are required")
 	}
@@ -116,25 +148,25 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Log, disk: cfg.Disk, machine: state.NewMachine(cfg.Machine),
-		queue: make(chan *proposal, 1024), snapshots: make(chan struct{}, 1), notify: make(chan bool),
+		queue: make(chan *proposal, 1024), snapshots: make(chan struct{}, 1), committed: make(chan struct{}, 1), notify: make(chan bool),
 		halted: make(chan struct{}),
 	}
-	n.lead.init()
+	n.applied.init()
+	n.leads.init()
+	n.lead.init(n.leads.fire)
 	n.barriers.init()
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if err := n.open(); err != nil {
-		n.cancel()
-		n.closeFiles()
-		if diskFault(err) {
-			err = fmt.Errorf("%w: %w", state.ErrDiskFull, err)
-		}
-		return nil, fmt.Errorf("open state folder: %w", err)
-	}
-	n.start()
 	return n, nil
 }
 
 func (n *Node) open() error {
+	if err := n.openFiles(); err != nil {
+		return err
+	}
+	return n.openRaft()
+}
+
+func (n *Node) openFiles() error {
 	if err := os.MkdirAll(n.cfg.Dir, 0o700); err != nil {
 		return fmt.Errorf("make folder: %w", err)
 	}
@@ -148,7 +180,10 @@ func (n *Node) open() error {
 	if err := n.openStores(); err != nil {
 		return err
 	}
-	return n.openRaft()
+	if n.cfg.ReserveBytes >= 0 {
+		n.spare = spare.Open(filepath.Join(n.cfg.Dir, "spare"), 2*int64(n.cfg.SegmentBytes))
+	}
+	return nil
 }
 
 // openIdentity checks whose folder this is, or makes it ours.
@@ -177,7 +212,7 @@ func (n *Node) openIdentity() error {
 	if err := n.disk.syncDir(filepath.Dir(filepath.Clean(n.cfg.Dir))); err != nil {
 		return err
 	}
-	return n.identity.save(identity{Cluster: n.cfg.ClusterID, Server: n.cfg.ServerID})
+	return n.identity.save(identity{Cluster: n.cfg.ClusterID, Server: n.cfg.ServerID, Joined: n.cfg.Join, Epoch: n.cfg.Epoch})
 }
 
 // started says whether the folder ever held a log.
@@ -202,142 +237,12 @@ func (n *Node) openStores() error {
 	if err := n.disk.syncDir(n.cfg.Dir); err != nil {
 		return err
 	}
+	n.bound = &boundFile{disk: n.disk, path: filepath.Join(n.cfg.Dir, "bound")}
+	n.bound.load()
 	return n.openStable(report)
 }
 
-// openStable loads term and vote and judges, with the log and the snapshots,
-// whether something acknowledged is missing.
-func (n *Node) openStable(report *salvageReport) error {
-	n.stable = &stableStore{
-		slots: &slots{disk: n.disk, path: filepath.Join(n.cfg.Dir, "stable")},
-		last:  n.logs.last.Load, gate: n.logs.healthy, fault: n.faults.set, ctx: n.ctx,
-	}
-	n.trans = n.cfg.Transport
-	if n.trans == nil {
-		_, n.trans = raft.NewInmemTransport(raft.ServerAddress(n.identity.id.Server))
-	}
-	n.stable.self = n.trans.EncodePeer(raft.ServerID(n.identity.id.Server), n.trans.LocalAddr())
-	found, err := n.stable.load()
-	_, newest := n.snaps.kept()
-	last := max(n.logs.last.Load(), newest)
-	switch {
-	case errors.Is(err, ErrDamaged), err == nil && !found && last > 0:
-		if err := n.rebuildStable(last); err != nil {
-			return err
-		}
-	case err != nil:
-		return err
-	}
-	if err := n.stable.slots.prepare(); err != nil {
-		return err
-	}
-	if first := n.logs.first.Load(); first > newest+1 {
-		return fmt.Errorf("%s: %w: the log starts at entry %d and no usable snapshot reaches it; restore a backup", n.cfg.Dir, ErrDamaged, first)
-	}
-	lost := last < n.stable.disk.LastIndex || report != nil && report.Gap
-	if report != nil && (lost || last > 0) { // otherwise the very first write was cut short
-		n.log.Warn("log damaged: good entries copied, the old log moved aside", "first", report.First, "last", report.Last,
-			"acknowledged", n.stable.disk.LastIndex, "moved", report.Quarantine, "err", report.Cause)
-	}
-	if !lost {
-		return nil
-	}
-	return n.acceptLoss(last)
-}
-
-// rebuildStable makes a new record when both copies are gone. Alone, a server
-// risks nothing by it: nobody else could have got its vote.
-func (n *Node) rebuildStable(last uint64) error {
-	sole, err := n.soleVoter()
-	if err != nil {
-		return err
-	}
-	if !sole {
-		return fmt.Errorf("%s: %w: term and vote are lost, and this server is not the only voter; remove it from the cluster and join again", n.stable.slots.path, ErrDamaged)
-	}
-	if last > 0 { // otherwise the very first write was cut short
-		n.log.Warn("stable store damaged, moved aside; term taken from the log", "path", n.stable.slots.path)
-	}
-	if err := n.stable.slots.quarantine(); err != nil {
-		return err
-	}
-	term, err := n.lastTerm()
-	if err != nil {
-		return err
-	}
-	return n.stable.forget(last, term+1)
-}
-
-// acceptLoss goes on from what is left where that endangers nobody else, in a
-// new recovery epoch.
-func (n *Node) acceptLoss(last uint64) error {
-	known := n.stable.disk.LastIndex
-	sole, err := n.soleVoter()
-	if err != nil {
-		return err
-	}
-	switch {
-	case last == 0:
-		return fmt.Errorf("%s: %w: the log is lost (it held %d entries) and there is no snapshot; restore a backup, or remove the folder to start an empty cluster", n.cfg.Dir, ErrDamaged, known)
-	case !sole:
-		return fmt.Errorf("%s: %w: entries %d to %d are lost, and this server is not the only voter; remove it from the cluster and join again", n.cfg.Dir, ErrDamaged, last+1, known)
-	}
-	n.log.Error("acknowledged changes are lost; going on from the last good one in a new recovery epoch", "last", last, "acknowledged", known)
-	id := n.identity.id
-	id.Recover = true
-	if err := n.identity.save(id); err != nil {
-		return err
-	}
-	term, err := n.lastTerm()
-	if err != nil {
-		return err
-	}
-	return n.stable.forget(last, term+1)
-}
-
-// lastTerm returns the highest term that the log or a snapshot shows.
-func (n *Node) lastTerm() (uint64, error) {
-	var term uint64
-	if metas, _ := n.snaps.List(); len(metas) > 0 {
-		term = metas[0].Term
-	}
-	if last := n.logs.last.Load(); last > 0 {
-		var e raft.Log
-		if err := n.logs.GetLog(last, &e); err != nil {
-			return 0, err
-		}
-		term = max(term, e.Term)
-	}
-	return term, nil
-}
-
-// soleVoter reads the newest configuration from log and snapshots.
-func (n *Node) soleVoter() (bool, error) {
-	var c raft.Configuration
-	if metas, _ := n.snaps.List(); len(metas) > 0 {
-		c = metas[0].Configuration
-	}
-	if first := n.logs.first.Load(); first > 0 {
-		for i := first; i <= n.logs.last.Load(); i++ {
-			var e raft.Log
-			if err := n.logs.GetLog(i, &e); err != nil {
-				return false, err
-			}
-			if e.Type == raft.LogConfiguration {
-				c = raft.DecodeConfiguration(e.Data)
-			}
-		}
-	}
-	voters := 0
-	for _, s := range c.Servers {
-		if s.Suffrage == raft.Voter {
-			voters++
-		}
-	}
-	return voters <= 1, nil
-}
-
-func (n *Node) openRaft() error {
+func (n *Node) raftConfig() *raft.Config {
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(n.identity.id.Server)
 	conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = baseTimeout, baseTimeout, baseTimeout/2
@@ -346,8 +251,13 @@ func (n *Node) openRaft() error {
 	conf.NoLegacyTelemetry = true
 	// The keeper takes snapshots, by bytes; Raft counts entries.
 	conf.SnapshotThreshold, conf.SnapshotInterval, conf.TrailingLogs = 1<<62, 24*time.Hour, 0
+	return conf
+}
+
+func (n *Node) openRaft() error {
+	conf := n.raftConfig()
 	_, newest := n.snaps.kept()
-	if n.logs.last.Load() == 0 && newest == 0 {
+	if n.logs.last.Load() == 0 && newest == 0 && !n.identity.id.Joined {
 		if err := n.bootstrap(); err != nil {
 			return fmt.Errorf("bootstrap: %w", err)
 		}
@@ -359,12 +269,13 @@ func (n *Node) openRaft() error {
 			return err
 		}
 	}
-	n.fsm = &fsm{machine: n.machine, halt: n.halt, grown: n.grown}
+	n.fsm = &fsm{machine: n.machine, halt: n.halt, grown: n.grown, advanced: n.applied.fire}
 	r, err := raft.NewRaft(conf, n.fsm, n.logs, n.stable, n.snaps, n.trans)
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
 	n.raft = r
+	n.observeLeaders()
 	return nil
 }
 
@@ -390,7 +301,9 @@ func (n *Node) start() {
 	n.wg.Go(n.batch)
 	n.wg.Go(n.verify)
 	n.wg.Go(n.keep)
-	if n.cfg.Transport == nil {
+	n.wg.Go(n.keepBound)
+	n.wg.Go(n.watchPace)
+	if c := n.raft.GetConfiguration(); c.Error() == nil && soleVoter(c.Configuration(), n.identity.id.Server) {
 		n.wg.Go(n.standForElection)
 	}
 }
@@ -398,13 +311,19 @@ func (n *Node) start() {
 // standForElection makes a lone server a candidate at once, instead of after
 // a heartbeat time-out in which nobody could have called.
 func (n *Node) standForElection() {
-	self := n.trans.LocalAddr()
-	_, caller := raft.NewInmemTransport(raft.ServerAddress("start"))
-	caller.Connect(self, n.trans)
-	defer func() { _ = caller.Close() }()
+	self, caller := n.trans.LocalAddr(), n.trans
+	if in, ok := n.trans.(*raft.InmemTransport); ok { // which does not reach itself
+		_, other := raft.NewInmemTransport(raft.ServerAddress("start"))
+		other.Connect(self, in)
+		defer func() { _ = other.Close() }()
+		caller = other
+	}
 	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}}
 	if err := caller.TimeoutNow(raft.ServerID(n.identity.id.Server), self, req, &raft.TimeoutNowResponse{}); err != nil {
 		n.log.Debug("first election waits for the time-out", "err", err)
+	}
+	if c, ok := caller.(interface{ CloseStreams() }); ok {
+		c.CloseStreams() // its buffers are half a MiB
 	}
 }
 
@@ -416,6 +335,28 @@ func (n *Node) ClusterID() string { return n.identity.id.Cluster }
 
 // ServerID returns this server's id.
 func (n *Node) ServerID() string { return n.identity.id.Server }
+
+// Epoch returns the recovery epoch, as every handshake says it. Before the
+// log is replayed the folder remembers it, and a recovery that is still to be
+// written to the state counts already.
+func (n *Node) Epoch() uint64 {
+	e := max(n.identity.epoch.Load(), n.machine.Facts().Epoch, 1)
+	if n.identity.recovering.Load() {
+		e++
+	}
+	return e
+}
+
+// noteEpoch keeps an epoch that the log brought, for the next start.
+func (n *Node) noteEpoch() {
+	e := n.machine.Facts().Epoch
+	if e <= max(n.identity.epoch.Load(), 1) {
+		return
+	}
+	if err := n.identity.update(func(id *identity) { id.Epoch = max(id.Epoch, e) }); err != nil {
+		n.log.Warn("recovery epoch not kept", "epoch", e, "err", err)
+	}
+}
 
 // Halted is closed when this server met something that it must not go past:
 // an entry of a newer version. Err says what. Reading still works.
@@ -472,6 +413,9 @@ func (n *Node) closeFiles() {
 	}
 	if n.stable != nil {
 		_ = n.stable.close()
+	}
+	if n.bound != nil {
+		n.bound.close()
 	}
 	if n.identity != nil {
 		_ = n.identity.slots.close()

@@ -72,6 +72,17 @@ func (p *Peers) Set(id string, addrs []string) error {
 	return nil
 }
 
+// All returns a copy of the list.
+func (p *Peers) All() map[string][]string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make(map[string][]string, len(p.addrs))
+	for id, a := range p.addrs {
+		out[id] = slices.Clone(a)
+	}
+	return out
+}
+
 // Close closes the list's files.
 func (p *Peers) Close() error {
 	p.mu.Lock()

@@ -67,9 +67,15 @@ func (d *loopDisk) powerCut(t *testing.T) {
 	}
 }
 
+// powerOn goes on with a copy of the disk: a container that another test
+// starts at this moment has a copy of the mount, and keeps the file system
+// without power alive with it.
 func (d *loopDisk) powerOn(t *testing.T) {
 	t.Helper()
 	d.run(t, "umount", d.mount)
+	next := d.image + "+"
+	d.run(t, "cp", "--sparse=always", d.image, next)
+	d.image = next
 	d.run(t, "mount", "-o", "loop", d.image, d.mount)
 }
 
@@ -88,7 +94,7 @@ func TestPowerLoss(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		acked, off := 0, false
+		acked, before, off := 0, 0, false
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
 			if strings.HasPrefix(lines.Text(), "ack") {
@@ -97,6 +103,7 @@ func TestPowerLoss(t *testing.T) {
 			// The child goes on, and fails; what it acknowledged before it
 			// noticed must be there.
 			if acked > cut && !off {
+				before = acked
 				d.powerCut(t)
 				off = true
 				_ = cmd.Process.Kill()
@@ -107,7 +114,11 @@ func TestPowerLoss(t *testing.T) {
 			t.Fatalf("round %d: the child ended by itself", round)
 		}
 		d.powerOn(t)
-		checkCrash(t, dir, -cut, acked)
+		// A machine without power acknowledges nothing, but this one has it: an
+		// fsync that runs while ext4 is shut down can return success for what
+		// is then thrown away. The child has one at a time, so that can be its
+		// last change only, and none that was acknowledged before.
+		checkCrash(t, dir, -cut, max(before, acked-1), acked)
 		// Again from what the cut left.
 		again := openTest(t, crashConfig(dir))
 		if err := again.Close(); err != nil {

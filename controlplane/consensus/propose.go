@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -22,7 +23,7 @@ const (
 // proposal is one call of Propose.
 type proposal struct {
 	ops     [][]byte
-	deletes bool // nothing but deletions
+	deletes bool // nothing but steps of deletions
 	done    chan outcome
 }
 
@@ -44,12 +45,33 @@ func (n *Node) Propose(ctx context.Context, ops []state.Op) ([]state.Result, err
 			return nil, err
 		}
 		p.ops[i] = b
-		p.deletes = p.deletes && ops[i].Type == state.OpDelete
+		p.deletes = p.deletes && n.deletes(&ops[i])
 	}
 	if _, leading := n.Leadership(); !leading {
 		return nil, n.notLeading()
 	}
+	// The level that is applied here never falls, so what passes stays right.
+	if err := state.Gate(ops, n.machine.Facts().Feature); err != nil {
+		return nil, err
+	}
 	return n.submit(ctx, p)
+}
+
+// deletes says whether an op is a step of a deletion: the mark, what is said of
+// an object that is marked, the end; and that a dependent loses an owner, which
+// an owner that is deleted alone waits for. They are taken on a full disk, too.
+func (n *Node) deletes(op *state.Op) bool {
+	switch op.Type {
+	case state.OpDelete:
+		return true
+	case state.OpUpdate:
+		if op.Record == nil || op.Record.Header.Deleted != 0 {
+			return op.Record != nil
+		}
+		old, ok := n.machine.Snapshot().Get(op.Record.Header.Key)
+		return ok && len(op.Record.Header.Owners) < len(old.Header.Owners)
+	}
+	return false
 }
 
 func (n *Node) submit(ctx context.Context, p *proposal) ([]state.Result, error) {
@@ -157,9 +179,13 @@ func (n *Node) apply(ops [][]byte) ([]state.Result, error) {
 		return nil, err
 	}
 	n.entries.Add(1)
+	began := time.Now()
 	f := n.raft.Apply(b, enqueueTimeout)
 	if err := f.Error(); err != nil {
 		return nil, n.commitError(err)
+	}
+	if n.cfg.Committed != nil {
+		n.cfg.Committed(time.Since(began))
 	}
 	// Errors of the state machine arrive in the response, not in the error.
 	a, ok := f.Response().(applied)
@@ -205,19 +231,36 @@ func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
 		if n.faults.clearFull() {
 			n.log.Info("the state folder has room again", "free", free)
 		}
+		n.spare.Renew()
 		return batch
 	}
 	full := fmt.Errorf("%w: %s has %d KiB left, needs %d", state.ErrDiskFull, n.cfg.Dir, free>>10, reserve>>10)
 	if n.faults.markFull(full) {
 		n.log.Error("the state folder is nearly full: reads and deletions go on, other writes are refused", "free", free, "reserve", reserve)
 	}
+	deleting := slices.ContainsFunc(batch, func(p *proposal) bool { return p.deletes })
+	room := deleting && n.roomForDeletions(free)
 	taken := batch[:0]
 	for _, p := range batch {
-		if p.deletes && free >= int64(n.cfg.SegmentBytes) {
+		if p.deletes && room {
 			taken = append(taken, p)
 			continue
 		}
 		p.done <- outcome{err: full}
 	}
 	return taken
+}
+
+// roomForDeletions says whether one more segment of the log fits, now or in
+// the space that was kept aside.
+func (n *Node) roomForDeletions(free int64) bool {
+	segment := int64(n.cfg.SegmentBytes)
+	if free >= segment || n.disk.fits(n.cfg.Dir, segment) {
+		return true
+	}
+	if !n.spare.Release() {
+		return false
+	}
+	n.log.Warn("the state folder is full: the space that was kept for deletions is used now")
+	return n.disk.fits(n.cfg.Dir, segment)
 }

@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -53,7 +54,7 @@ func (l *logStore) salvage(cause error) (*salvageReport, error) {
 	if err := l.verify(); err != nil {
 		return nil, fmt.Errorf("salvage log: %w", err)
 	}
-	return &salvageReport{Cause: cause, First: l.first.Load(), Last: l.last.Load(), Gap: s.gap, Quarantine: l.dir + ".damaged"}, nil
+	return &salvageReport{Cause: cause, First: l.first.Load(), Last: l.last.Load(), Gap: s.gap || l.cut, Quarantine: l.dir + ".damaged"}, nil
 }
 
 // finishSalvage completes or drops a salvage that a crash cut short. The new
@@ -101,6 +102,9 @@ func (s *salvager) run(dir string, d *Disk) error {
 					more, err = true, nil
 				}
 			}()
+			if bytes.Equal(e.Data, truncationMark) {
+				return true, nil
+			}
 			entry := new(raft.Log)
 			if codec.Decode(e.Data, entry) != nil || unseal(e.Index, entry) != nil {
 				s.bad = max(s.bad, e.Index)

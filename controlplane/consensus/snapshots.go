@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/internal/feature"
 )
 
 // keepSnapshots is how many snapshots stay: the newest, and one to fall back
@@ -36,6 +37,8 @@ type snapshotMeta struct {
 	ConfigIndex uint64            `cbor:"5,keyasint"`
 	Size        int64             `cbor:"6,keyasint"`
 	Sum         [sha256.Size]byte `cbor:"7,keyasint"`
+	// Feature is the cluster's feature level; 0 where an older build wrote it.
+	Feature uint32 `cbor:"8,keyasint,omitempty"`
 }
 
 func (m *snapshotMeta) id() string { return fmt.Sprintf("%020d-%d", m.Index, m.Term) }
@@ -122,7 +125,10 @@ func (s *snapshotStore) readMeta(id string) (*snapshotMeta, error) {
 		return nil, fmt.Errorf("snapshot %s: %w: %w", id, ErrDamaged, err)
 	}
 	if m.Format > state.ImageFormat {
-		return nil, fmt.Errorf("snapshot %s: %w (format %d, known %d); start that version or restore a backup", id, ErrNewerVersion, m.Format, state.ImageFormat)
+		return nil, fmt.Errorf("snapshot %s: %w (format %d, known %d); or restore a backup", id, ErrNewerVersion, m.Format, state.ImageFormat)
+	}
+	if m.Feature > feature.Level {
+		return nil, fmt.Errorf("snapshot %s: %w: the cluster's feature level is %d and this build understands %d", id, ErrNewerVersion, m.Feature, feature.Level)
 	}
 	if m.id() != id {
 		return nil, fmt.Errorf("snapshot %s: %w: is %s", id, ErrDamaged, m.id())
@@ -342,10 +348,11 @@ func (k *snapshotSink) seal() error {
 	if again != sum {
 		return fmt.Errorf("%w: the disk does not return what was written", ErrDamaged)
 	}
-	if _, _, err := state.ReadImage(k.tmp, func(*state.Record) error { return nil }); err != nil {
+	facts, _, err := state.ReadImage(k.tmp, func(*state.Record) error { return nil })
+	if err != nil {
 		return err
 	}
-	k.meta.Size, k.meta.Sum = size, sum
+	k.meta.Size, k.meta.Sum, k.meta.Feature = size, sum, facts.Feature
 	return nil
 }
 

@@ -124,20 +124,18 @@ func (s *stableStore) SetUint64(key []byte, v uint64) error {
 	return fmt.Errorf("stable store: unknown key %q", key)
 }
 
+// setTerm waits until the disk takes the term. Raft calls it from two
+// goroutines, its own and the one that hears heartbeats: neither holds the
+// lock while it waits, and who comes late with a lower term changes nothing,
+// or a vote in the higher one would be forgotten.
 func (s *stableStore) setTerm(term uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if term == s.term {
-		return nil
-	}
 	wait := 50 * time.Millisecond
 	for {
 		err := s.gate(s.ctx)
 		if err == nil {
-			err = s.write(stableRecord{Term: term, VoteTerm: term, VoteFor: s.self})
+			err = s.raise(term)
 		}
 		if err == nil {
-			s.term = term
 			return nil
 		}
 		if s.ctx.Err() != nil {
@@ -154,10 +152,28 @@ func (s *stableStore) setTerm(term uint64) error {
 	}
 }
 
+// raise writes a higher term, with a vote for ourselves in it.
+func (s *stableStore) raise(term uint64) error {
+	s.slots.disk.delay()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if term <= s.term {
+		return nil
+	}
+	if err := s.write(stableRecord{Term: term, VoteTerm: term, VoteFor: s.self}); err != nil {
+		return err
+	}
+	s.term = term
+	return nil
+}
+
 // Set implements raft.StableStore.
 func (s *stableStore) Set(key, v []byte) error {
 	if string(key) != keyLastVoteCand {
 		return fmt.Errorf("stable store: unknown key %q", key)
+	}
+	if s.unwritten(v) {
+		s.slots.disk.delay()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +181,7 @@ func (s *stableStore) Set(key, v []byte) error {
 		return ErrClosed
 	}
 	r := stableRecord{Term: s.term, VoteTerm: s.pending, VoteFor: bytes.Clone(v)}
-	if s.disk.Term != r.Term || s.disk.VoteTerm != r.VoteTerm || !bytes.Equal(s.disk.VoteFor, r.VoteFor) {
+	if !s.written(r) {
 		if err := s.write(r); err != nil {
 			s.fault(err)
 			return err
@@ -173,6 +189,17 @@ func (s *stableStore) Set(key, v []byte) error {
 	}
 	s.voteTerm, s.voteFor = r.VoteTerm, r.VoteFor
 	return nil
+}
+
+// written says whether the disk has this vote; mu is held.
+func (s *stableStore) written(r stableRecord) bool {
+	return s.disk.Term == r.Term && s.disk.VoteTerm == r.VoteTerm && bytes.Equal(s.disk.VoteFor, r.VoteFor)
+}
+
+func (s *stableStore) unwritten(voteFor []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.written(stableRecord{Term: s.term, VoteTerm: s.pending, VoteFor: voteFor})
 }
 
 // GetUint64 implements raft.StableStore.

@@ -18,7 +18,8 @@ import (
 //
 // It also repairs what raft-wal 0.4.0 does not: when the process ends after
 // the write that seals a segment and before the new list of segments, raft-wal
-// opens the sealed segment as its tail and refuses every further write.
+// opens the sealed segment as its tail and refuses every further write; and
+// see finishTruncation.
 type walMeta struct {
 	slots *slots
 	filer *segment.Filer
@@ -43,7 +44,63 @@ func (m *walMeta) Load(string) (types.PersistentState, error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return s, fmt.Errorf("%w: list of log segments: %w", ErrDamaged, err)
 	}
+	if err := m.finishTruncation(&s); err != nil {
+		return s, err
+	}
 	return s, m.finishRotation(&s)
+}
+
+// truncationMark is the data of the entry that finishTruncation appends. No
+// list of segments ever counts it.
+var truncationMark = []byte("dunlin: end of a truncated segment")
+
+// finishTruncation repairs another gap of raft-wal 0.4.0 (its issue 31): when
+// the end of the log is cut off, as on a follower whose last entries were
+// never committed, the segment that held it is listed as sealed, but its
+// index is never written, and the next open cannot read it. One more entry,
+// past the segment's listed end, makes the writer add the index. Done twice,
+// it finds the index there.
+func (m *walMeta) finishTruncation(s *types.PersistentState) error {
+	changed := false
+	for i := range s.Segments {
+		seg := &s.Segments[i]
+		if seg.SealTime.IsZero() || seg.IndexStart != 0 {
+			continue
+		}
+		start, err := m.sealTruncated(*seg)
+		if err != nil {
+			return fmt.Errorf("seal a truncated log segment: %w", err)
+		}
+		seg.IndexStart, changed = start, true
+	}
+	if !changed {
+		return nil
+	}
+	return m.CommitState(*s)
+}
+
+func (m *walMeta) sealTruncated(seg types.SegmentInfo) (indexStart uint64, err error) {
+	seg.SizeLimit = 1 // full already: the next entry seals it
+	w, err := m.filer.RecoverTail(seg)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	if last := w.LastIndex(); last < seg.MaxIndex {
+		return 0, fmt.Errorf("%w: it ends at entry %d, listed is %d", ErrDamaged, last, seg.MaxIndex)
+	}
+	sealed, indexStart, err := w.Sealed()
+	if err != nil || sealed {
+		return indexStart, err
+	}
+	if err := w.Append([]types.LogEntry{{Index: w.LastIndex() + 1, Data: truncationMark}}); err != nil {
+		return 0, err
+	}
+	sealed, indexStart, err = w.Sealed()
+	if err == nil && !sealed {
+		err = fmt.Errorf("%w: it cannot be sealed", ErrDamaged)
+	}
+	return indexStart, err
 }
 
 // finishRotation lists a sealed tail as sealed and a new tail after it; the
@@ -139,45 +196,4 @@ func (r *rotation) wait() {
 	if due != nil {
 		<-due
 	}
-}
-
-// sealFiler makes segments that tell when they are sealed.
-type sealFiler struct {
-	*segment.Filer
-	rotation *rotation
-}
-
-var _ types.SegmentFiler = sealFiler{}
-
-// Create implements types.SegmentFiler.
-func (f sealFiler) Create(info types.SegmentInfo) (types.SegmentWriter, error) {
-	w, err := f.Filer.Create(info)
-	if err != nil {
-		return nil, err
-	}
-	return sealWriter{w, f.rotation}, nil
-}
-
-// RecoverTail implements types.SegmentFiler.
-func (f sealFiler) RecoverTail(info types.SegmentInfo) (types.SegmentWriter, error) {
-	w, err := f.Filer.RecoverTail(info)
-	if err != nil {
-		return nil, err
-	}
-	return sealWriter{w, f.rotation}, nil
-}
-
-type sealWriter struct {
-	types.SegmentWriter
-	rotation *rotation
-}
-
-// Sealed implements types.SegmentWriter; raft-wal asks after each append and
-// rotates if so.
-func (w sealWriter) Sealed() (bool, uint64, error) {
-	sealed, start, err := w.SegmentWriter.Sealed()
-	if sealed && err == nil {
-		w.rotation.sealed()
-	}
-	return sealed, start, err
 }

@@ -12,9 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/bootstrap"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/cronjob"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/daemonset"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/deployment"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/disruption"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/endpoints"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/endpointslicemirroring"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/gc"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/ingress"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/job"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loadbalancer"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/namespace"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/nodelifecycle"
@@ -22,6 +29,8 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/quota"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/serviceaccount"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/statefulset"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/volume"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/leader"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
@@ -39,6 +48,8 @@ type Config struct {
 	LeaderZone string
 	// ServiceCIDR's first address is the Service default/kubernetes.
 	ServiceCIDR netip.Prefix
+	// DNS is the address of the Service kube-system/kube-dns.
+	DNS netip.Addr
 	// Servers returns the addresses (ip:port) at which the API is reachable
 	// now, for the Endpoints of default/kubernetes. May be nil.
 	Servers func() []netip.AddrPort
@@ -46,9 +57,13 @@ type Config struct {
 	CAPEM []byte
 	// KeepTerminated bounds the terminated pods that are kept; 0 is 2000.
 	KeepTerminated int
+	// Profiles of the scheduler; none is the default one.
+	Profiles []*scheduler.Profile
 	// Events; nil makes none.
-	Events  *events.Sink
-	Clock   clock.Clock
+	Events *events.Sink
+	Clock  clock.Clock
+	// Trust returns an error while Clock jumped; see loop.Env. May be nil.
+	Trust   func() error
 	Log     *slog.Logger
 	Metrics prometheus.Registerer // may be nil
 	// Rand returns numbers in [0,1) for jitter; nil is a random source.
@@ -77,7 +92,8 @@ func All(cfg Config) []leader.Component {
 		{Name: "scheduler", Run: func(ctx context.Context, term uint64) error {
 			return scheduler.New(scheduler.Config{
 				Store: cfg.Store, Term: term, Clock: cfg.Clock, Log: cfg.Log, Metrics: sched, Rand: cfg.Rand,
-				Events: cfg.recorder("default-scheduler"),
+				Profiles: cfg.Profiles,
+				Events:   cfg.recorder("default-scheduler"),
 			}).Run(ctx)
 		}},
 	}
@@ -90,13 +106,23 @@ func All(cfg Config) []leader.Component {
 // controllers makes the controllers of one term.
 func (cfg Config) controllers(term uint64) []*loop.Controller {
 	list := []*loop.Controller{
-		bootstrap.New(cfg.env(term, "bootstrap"), bootstrap.Config{ServiceCIDR: cfg.ServiceCIDR, Servers: cfg.Servers}),
+		bootstrap.New(cfg.env(term, "bootstrap"), bootstrap.Config{ServiceCIDR: cfg.ServiceCIDR, DNS: cfg.DNS, Servers: cfg.Servers}),
 		serviceaccount.New(cfg.env(term, "serviceaccount-controller")),
 		serviceaccount.NewRootCA(cfg.env(term, "root-ca-publisher"), cfg.CAPEM),
 		deployment.New(cfg.env(term, "deployment-controller")),
 		replicaset.New(cfg.env(term, "replicaset-controller")),
+		statefulset.New(cfg.env(term, "statefulset-controller")),
+		job.New(cfg.env(term, "job-controller")),
+		cronjob.New(cfg.env(term, "cronjob-controller")),
+		volume.New(cfg.env(term, "persistentvolume-controller")),
+		volume.NewEphemeral(cfg.env(term, "ephemeral-volume-controller")),
+		daemonset.New(cfg.env(term, "daemonset-controller")),
 		replicaset.NewReplicationController(cfg.env(term, "replication-controller")),
+		disruption.New(cfg.env(term, "disruption-controller")),
 		endpoints.New(cfg.env(term, "endpoint-slice-controller")),
+		loadbalancer.New(cfg.env(term, "loadbalancer-controller")),
+		ingress.New(cfg.env(term, "ingress-controller")),
+		endpointslicemirroring.New(cfg.env(term, "endpoint-slice-mirroring-controller")),
 		gc.New(cfg.env(term, "garbage-collector-controller")),
 		namespace.New(cfg.env(term, "namespace-controller")),
 		podgc.New(cfg.env(term, "pod-garbage-collector"), podgc.Config{KeepTerminated: cfg.KeepTerminated}),
@@ -118,6 +144,6 @@ func (cfg Config) recorder(component string) events.Recorder {
 func (cfg Config) env(term uint64, component string) loop.Env {
 	return loop.Env{
 		Store: cfg.Store, Reader: cfg.Store.Reader(schema.GroupKind{Kind: "Pod"}), Term: term,
-		Clock: cfg.Clock, Log: cfg.Log, Rand: cfg.Rand, Events: cfg.recorder(component),
+		Clock: cfg.Clock, Trust: cfg.Trust, Log: cfg.Log, Rand: cfg.Rand, Events: cfg.recorder(component),
 	}
 }

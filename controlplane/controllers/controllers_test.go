@@ -33,6 +33,8 @@ func (l steadyLeases) Snapshot() map[string]nodelifecycle.LeaseInfo {
 	return m
 }
 
+func (steadyLeases) Expired(string) bool { return false }
+
 // leadership runs all components for one term.
 func leadership(w *fixture.World, reg prometheus.Registerer, term uint64) (stop func()) {
 	list := controllers.All(controllers.Config{

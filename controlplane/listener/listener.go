@@ -4,8 +4,8 @@
 // protocol, joins, streams and Raft have handlers.
 //
 // Owner and goroutines: Run accepts; every connection has one goroutine for
-// its handshake, which then runs the handler. Close ends all of them and
-// waits.
+// its handshake, and after it one that runs the handler. Close ends all of
+// them and waits.
 package listener
 
 import (
@@ -209,7 +209,6 @@ func (l *Listener) start(c net.Conn) {
 	l.wg.Add(1)
 	l.mu.Unlock()
 	go func() {
-		defer l.wg.Done()
 		tc := tls.Server(c, l.tls)
 		err := l.handshake(tc)
 		<-l.slots
@@ -218,18 +217,28 @@ func (l *Listener) start(c net.Conn) {
 			delete(l.sources, src)
 		}
 		l.mu.Unlock()
-		if err == nil {
-			err = l.serve(tc, c)
-		}
-		l.forget(c)
 		if err != nil {
-			_ = c.Close()
-			// Port scanners and health checks connect and leave: not worth a line.
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && l.warn.Allow() {
-				l.log.Info("connection refused", "remote", c.RemoteAddr().String(), "error", err)
-			}
+			l.end(c, err)
+			return
 		}
+		// In a goroutine of its own: a handshake needs a large stack, and a node's
+		// connection would keep it for months.
+		go func() { l.end(c, l.serve(tc, c)) }()
 	}()
+}
+
+// end is the last thing that the goroutine of a connection does.
+func (l *Listener) end(c net.Conn, err error) {
+	defer l.wg.Done()
+	l.forget(c)
+	if err == nil {
+		return
+	}
+	_ = c.Close()
+	// Port scanners and health checks connect and leave: not worth a line.
+	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && l.warn.Allow() {
+		l.log.Info("connection refused", "remote", c.RemoteAddr().String(), "error", err)
+	}
 }
 
 func (l *Listener) forget(c net.Conn) {
@@ -242,29 +251,46 @@ func (l *Listener) handshake(tc *tls.Conn) error {
 	ctx, cancel := context.WithTimeout(l.ctx, l.cfg.HandshakeTimeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
+		var record tls.RecordHeaderError
+		if errors.As(err, &record) && record.Conn != nil && plainHTTP(record.RecordHeader) {
+			answerPlain(record.Conn)
+			return errPlainHTTP
+		}
 		return fmt.Errorf("TLS handshake: %w", err)
 	}
 	return nil
 }
 
 func (l *Listener) serve(tc *tls.Conn, raw net.Conn) error {
-	cs := tc.ConnectionState()
-	h := l.cfg.Handlers[cs.NegotiatedProtocol]
+	h, c, err := l.route(tc, raw)
 	if h == nil {
-		select {
-		case l.http.queue <- tc:
-			return nil
-		case <-l.http.closed:
-			return net.ErrClosed
-		}
-	}
-	peer, err := l.cfg.Verifier.Peer(cs)
-	if err != nil {
 		return err
 	}
 	defer func() { _ = tc.Close() }()
-	h(l.ctx, &Conn{Conn: tc, TLS: cs, Peer: peer, Raw: raw})
+	h(l.ctx, c)
 	return nil
+}
+
+// route finds the handler of a connection; nil is none, or the http.Server's.
+// It is apart from serve so that nothing of it stays on the stack.
+//
+//go:noinline
+func (l *Listener) route(tc *tls.Conn, raw net.Conn) (Handler, *Conn, error) {
+	c := &Conn{Conn: tc, TLS: tc.ConnectionState(), Raw: raw}
+	h := l.cfg.Handlers[c.TLS.NegotiatedProtocol]
+	if h == nil {
+		select {
+		case l.http.queue <- tc:
+			return nil, nil, nil
+		case <-l.http.closed:
+			return nil, nil, net.ErrClosed
+		}
+	}
+	var err error
+	if c.Peer, err = l.cfg.Verifier.Peer(c.TLS); err != nil {
+		return nil, nil, err
+	}
+	return h, c, nil
 }
 
 // Upgrade serves UpgradePath: a request with "Connection: Upgrade" and

@@ -207,3 +207,37 @@ func TestCloseWaits(t *testing.T) {
 		t.Fatal("still listening")
 	}
 }
+
+// TestPlainHTTP: who forgot the s of https is told so, and so is not left to
+// guess at a connection that ends. Anything else without TLS gets no answer.
+func TestPlainHTTP(t *testing.T) {
+	p := open(t, nil)
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions} {
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+p.addr+"/api", strings.NewReader(strings.Repeat("x", 8<<10)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatalf("%s: %v", method, err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if want := "Client sent an HTTP request to an HTTPS server.\n"; resp.StatusCode != http.StatusBadRequest || method != http.MethodHead && string(b) != want {
+			t.Errorf("%s: HTTP %d %q, %v", method, resp.StatusCode, b, err)
+		}
+	}
+	c, err := net.Dial("tcp", p.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_, _ = io.WriteString(c, "SSH-2.0-x\r\n")
+	if b, _ := io.ReadAll(c); strings.Contains(string(b), "HTTP") {
+		t.Errorf("answer %q", b)
+	}
+	if n := p.handled.Load(); n != 0 {
+		t.Errorf("%d handlers", n)
+	}
+}

@@ -149,33 +149,41 @@ func TestNodeLabels(t *testing.T) {
 }
 
 func TestNextFree(t *testing.T) {
-	p := netip.MustParsePrefix("10.42.0.0/22")
 	taken := map[string]bool{}
+	is := func(p netip.Prefix) bool { return taken[p.String()] }
+	p := netip.MustParsePrefix("10.42.0.0/22")
+	var from netip.Addr
 	for _, want := range []string{"10.42.0.0/24", "10.42.1.0/24", "10.42.2.0/24", "10.42.3.0/24"} {
-		got, ok := nextFree(p, 24, taken, 0)
+		got, ok := nextFree(p, 24, from, is)
 		if !ok || got.String() != want {
 			t.Fatalf("got %v %v, want %s", got, ok, want)
 		}
 		taken[want] = true
+		from, _ = addBit(got.Addr(), 24)
 	}
-	if got, ok := nextFree(p, 24, taken, 0); ok {
+	if got, ok := nextFree(p, 24, from, is); ok {
 		t.Fatalf("a fifth range: %v", got)
 	}
 	delete(taken, "10.42.1.0/24")
-	if got, ok := nextFree(p, 24, taken, 0); !ok || got.String() != "10.42.1.0/24" {
-		t.Fatalf("not given again: %v", got)
+	for _, from := range []string{"10.42.0.0", "10.42.1.0", "10.42.3.0", "10.42.4.0"} {
+		if got, ok := nextFree(p, 24, netip.MustParseAddr(from), is); !ok || got.String() != "10.42.1.0/24" {
+			t.Fatalf("not given again, looking from %s: %v", from, got)
+		}
 	}
-	if got, ok := nextFree(netip.MustParsePrefix("255.255.0.0/16"), 24, nil, 255); !ok || got.String() != "255.255.255.0/24" {
-		t.Fatalf("last of all: %v %v", got, ok)
-	}
-	if _, ok := nextFree(netip.MustParsePrefix("255.255.0.0/16"), 24, nil, 256); ok {
-		t.Fatal("one past the last")
-	}
-	if got, ok := nextFree(netip.MustParsePrefix("fd42::/56"), 64, map[string]bool{"fd42::/64": true}, 0); !ok || got.String() != "fd42:0:0:1::/64" {
-		t.Fatalf("v6: %v", got)
-	}
-	if got, ok := nextFree(netip.MustParsePrefix("10.0.0.0/16"), 26, map[string]bool{"10.0.0.0/26": true}, 0); !ok || got.String() != "10.0.0.64/26" {
-		t.Fatalf("/26: %v", got)
+	for _, c := range []struct{ in, from, taken, want string }{
+		{"255.255.0.0/16", "255.255.255.0", "", "255.255.255.0/24"},
+		{"255.255.0.0/16", "255.255.255.0", "255.255.255.0/24", "255.255.0.0/24"},
+		{"fd42::/56", "", "fd42::/64", "fd42:0:0:1::/64"},
+		{"10.0.0.0/16", "", "10.0.0.0/26", "10.0.0.64/26"},
+	} {
+		var from netip.Addr
+		if c.from != "" {
+			from = netip.MustParseAddr(c.from)
+		}
+		got, ok := nextFree(netip.MustParsePrefix(c.in), netip.MustParsePrefix(c.want).Bits(), from, func(p netip.Prefix) bool { return p.String() == c.taken })
+		if !ok || got.String() != c.want {
+			t.Errorf("%+v: %v %v", c, got, ok)
+		}
 	}
 }
 

@@ -38,13 +38,18 @@ const (
 	tokenKeyKey                       = "key"
 	tokenKeyExpires                   = "expires"
 	tokenKeyUses                      = "uses-left"
-	tokenKeyUsedBy                    = "used-by" // key ids, comma-separated
+	tokenKeyUsedBy                    = "used-by" // the newest key ids, comma-separated
+	// keptUsers bounds them: a key that comes again later is known by its Node.
+	keptUsers   = 32
+	tokenKeyFor = "for" // "server"; nodes otherwise
 )
 
 // TokenOptions of CreateToken.
 type TokenOptions struct {
 	TTL  time.Duration // default 1 h
 	Uses int           // default 1
+	// Server: the line is for a server, which gets the keys of the cluster.
+	Server bool
 }
 
 // CreateToken makes a join token and returns the line for the new node;
@@ -66,7 +71,7 @@ func (s *Server) CreateToken(ctx context.Context, o TokenOptions, servers []stri
 	if err != nil {
 		return pki.JoinLine{}, err
 	}
-	_, err = s.cfg.Store.Create(ctx, &corev1.Secret{
+	sec := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: tokenNamespace, Name: tokenPrefix + line.ID, Labels: map[string]string{tokenLabel: "true"}},
 		Type:       SecretTypeJoin,
 		Data: map[string][]byte{
@@ -74,8 +79,11 @@ func (s *Server) CreateToken(ctx context.Context, o TokenOptions, servers []stri
 			tokenKeyExpires: []byte(s.cfg.Clock.Now().Add(o.TTL).UTC().Format(time.RFC3339)),
 			tokenKeyUses:    []byte(strconv.Itoa(o.Uses)),
 		},
-	}, registry.WriteOptions{})
-	if err != nil {
+	}
+	if o.Server {
+		sec.Data[tokenKeyFor] = []byte(forServer)
+	}
+	if _, err = s.cfg.Store.Create(ctx, sec, registry.WriteOptions{}); err != nil {
 		return pki.JoinLine{}, fmt.Errorf("nodeapi: keep join token: %w", err)
 	}
 	return line, nil
@@ -93,7 +101,11 @@ const (
 	errTokenExpired errToken = "the join token has expired; make a new one with: dunlin token create"
 	errTokenUsed    errToken = "the join token was used already; make a new one with: dunlin token create"
 	errTokenSecret  errToken = "the join token's secret is wrong; copy the whole line again"
+	errTokenNode    errToken = "the join token is for a node; make one for a server with: dunlin token create --server"
+	errTokenServer  errToken = "the join token is for a server ('dunlin server --join'); make one for a node with: dunlin token create"
 )
+
+const forServer = "server"
 
 // ServeJoin serves ALPNJoin: one request, one answer.
 func (s *Server) ServeJoin(ctx context.Context, c *listener.Conn) {
@@ -117,20 +129,46 @@ func (s *Server) join(ctx context.Context, cs tls.ConnectionState, req *wire.Joi
 	if err := s.clockOK(); err != nil {
 		return nil, fmt.Errorf("this server cannot issue certificates now: %w", err)
 	}
-	if req.Server {
-		return nil, errors.New("this server does not take further servers yet")
+	err := s.checkToken(cs, req)
+	if errors.Is(err, errTokenUnknown) && s.cfg.Fresh != nil {
+		// It may have been made on another server a moment ago.
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if s.cfg.Fresh(ctx) == nil {
+			err = s.checkToken(cs, req)
+		}
 	}
-	if err := s.checkToken(cs, req); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	keyID, err := pki.KeyID(req.CSR)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.useToken(ctx, req.TokenID, keyID); err != nil {
+	if err := s.useToken(ctx, req, keyID); err != nil {
 		return nil, err
 	}
+	if req.Server {
+		return s.enrollServer(req.CSR)
+	}
 	return s.Enroll(ctx, req.NodeName, req.CSR, req.Facts)
+}
+
+// enrollServer issues a certificate for a server's key. With it the newcomer
+// asks for what else a server needs; that it takes part is up to the leader.
+func (s *Server) enrollServer(csr []byte) (*wire.JoinReply, error) {
+	id, err := NodeUID(csr) // of its key, as a node's
+	if err != nil {
+		return nil, err
+	}
+	cert, err := s.cfg.CA.IssueServerCSR(csr, id)
+	if err != nil {
+		return nil, err
+	}
+	s.log.Info("certificate issued for a new server", "server", id)
+	return &wire.JoinReply{
+		Cert: cert.Raw, CA: s.cfg.CA.Cert.Raw, ClusterID: s.cfg.ClusterID, Epoch: s.cfg.Epoch(), NodeUID: id, Servers: s.cfg.Servers(),
+	}, nil
 }
 
 func (s *Server) tokenSecret(id string) (*corev1.Secret, error) {
@@ -161,6 +199,12 @@ func (s *Server) checkToken(cs tls.ConnectionState, req *wire.JoinRequest) error
 	if err := pki.CheckJoinProof(sec.Data[tokenKeyKey], cs, req.CSR, req.Proof); err != nil {
 		return errTokenSecret
 	}
+	switch server := string(sec.Data[tokenKeyFor]) == forServer; {
+	case server && !req.Server:
+		return errTokenServer
+	case !server && req.Server:
+		return errTokenNode
+	}
 	return s.fresh(sec)
 }
 
@@ -173,9 +217,20 @@ func (s *Server) fresh(sec *corev1.Secret) error {
 }
 
 // useToken takes one use of the token for a key. The same key may come
-// again: its first answer may have been lost.
-func (s *Server) useToken(ctx context.Context, id, keyID string) error {
-	_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, tokenPrefix+id, registry.Main, func(o runtime.Object) (runtime.Object, error) {
+// again: its first answer may have been lost. The uses of a token are taken
+// one after the other: a rack that is switched on joins with one line, and
+// would otherwise lose races for the Secret against itself.
+func (s *Server) useToken(ctx context.Context, req *wire.JoinRequest, keyID string) error {
+	if s.enrolled(req) {
+		return nil
+	}
+	select {
+	case s.tokens <- struct{}{}:
+		defer func() { <-s.tokens }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, tokenPrefix+req.TokenID, registry.Main, func(o runtime.Object) (runtime.Object, error) {
 		sec, ok := o.(*corev1.Secret)
 		if !ok {
 			return nil, errTokenUnknown
@@ -195,13 +250,28 @@ func (s *Server) useToken(ctx context.Context, id, keyID string) error {
 			return nil, errTokenUsed
 		}
 		sec.Data[tokenKeyUses] = []byte(strconv.Itoa(left - 1))
-		sec.Data[tokenKeyUsedBy] = []byte(strings.Join(append(by, keyID), ","))
+		sec.Data[tokenKeyUsedBy] = []byte(strings.Join(append(by[max(len(by)-keptUsers+1, 0):], keyID), ","))
 		return sec, nil
 	}, registry.WriteOptions{})
 	if apierrors.IsNotFound(err) {
 		return errTokenUnknown
 	}
 	return err
+}
+
+// enrolled says that the key has a Node already, under the name it asks for
+// or one derived from it.
+func (s *Server) enrolled(req *wire.JoinRequest) bool {
+	uid, err := NodeUID(req.CSR)
+	if err != nil {
+		return false
+	}
+	for _, n := range namesFor(req.NodeName, uid) {
+		if cur, err := s.getNode(n); err == nil && cur.Spec.ProviderID == s.providerID(uid) {
+			return true
+		}
+	}
+	return false
 }
 
 // NodeUID is the identity of a node: it comes from its key, so that the same
@@ -226,6 +296,10 @@ func (s *Server) Enroll(ctx context.Context, name string, csr []byte, facts map[
 	if s.Revoked(uid, "") {
 		return nil, fmt.Errorf("%w: this node's key was banned", pki.ErrRevoked)
 	}
+	if since, dead := s.Dead(uid); dead {
+		return nil, errors.New(deadText(name, since))
+	}
+	wanted := CleanName(name)
 	name, err = s.enrollNode(ctx, name, uid, facts)
 	if err != nil {
 		return nil, err
@@ -235,8 +309,14 @@ func (s *Server) Enroll(ctx context.Context, name string, csr []byte, facts map[
 		return nil, err
 	}
 	s.log.Info("node enrolled", "node", name, "uid", uid)
+	notice := ""
+	if name != wanted {
+		notice = fmt.Sprintf("the name %q belongs to a node with another key, so this one is called %q. If this machine was %[1]s before it was set up anew: "+
+			"'dunlin node declare-dead %[1]s' releases its pods and 'dunlin delete node %[1]s' frees the name; then 'dunlin agent reset' here and a new join line", wanted, name)
+	}
 	return &wire.JoinReply{
-		Cert: cert.Raw, CA: s.cfg.CA.Cert.Raw, ClusterID: s.cfg.ClusterID, Epoch: s.cfg.Epoch,
+		Notice: notice,
+		Cert:   cert.Raw, CA: s.cfg.CA.Cert.Raw, ClusterID: s.cfg.ClusterID, Epoch: s.cfg.Epoch(),
 		NodeName: name, NodeUID: uid, Servers: s.cfg.Servers(),
 	}, nil
 }
@@ -245,11 +325,7 @@ func (s *Server) Enroll(ctx context.Context, name string, csr []byte, facts map[
 // name: the wanted one, or, where another node has it, one with a suffix.
 func (s *Server) enrollNode(ctx context.Context, want, uid string, facts map[string]string) (string, error) {
 	id := s.providerID(uid)
-	name := CleanName(want)
-	if name == "" {
-		name = "node"
-	}
-	for _, n := range []string{name, suffixed(name, uid[:5]), suffixed(name, uid[:10])} {
+	for _, n := range namesFor(want, uid) {
 		cur, err := s.getNode(n)
 		if err == nil && cur.Spec.ProviderID == id {
 			return n, nil
@@ -274,43 +350,7 @@ func (s *Server) enrollNode(ctx context.Context, want, uid string, facts map[str
 			return "", err
 		}
 	}
-	return "", fmt.Errorf("the name %q and those derived from it are taken; choose another with --name", name)
-}
-
-// CleanName makes a host name a valid Node name: lower case, and whatever is
-// not a letter, digit, dot or dash becomes a dash. "" if nothing is left.
-func CleanName(s string) string {
-	var b strings.Builder
-	for _, r := range strings.ToLower(s) {
-		if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') || r == '.' || r == '-' {
-			b.WriteRune(r)
-		} else {
-			b.WriteByte('-')
-		}
-	}
-	parts := strings.Split(b.String(), ".")
-	var kept []string
-	for _, p := range parts {
-		p = strings.Trim(p, "-")
-		if len(p) > 63 {
-			p = strings.Trim(p[:63], "-")
-		}
-		if p != "" {
-			kept = append(kept, p)
-		}
-	}
-	out := strings.Join(kept, ".")
-	if len(out) > 63 { // it is a label's value too
-		out = strings.Trim(out[:63], "-.")
-	}
-	return out
-}
-
-func suffixed(name, suffix string) string {
-	if n := 63 - len(suffix) - 1; len(name) > n {
-		name = strings.TrimRight(name[:n], "-.")
-	}
-	return name + "-" + suffix
+	return "", fmt.Errorf("the name %q and those derived from it are taken; choose another with --name", CleanName(want))
 }
 
 // renew issues a new certificate to a connected node, also to one whose old
@@ -351,18 +391,7 @@ const revokedName = "dunlin-revoked-nodes"
 
 // Revoked says whether a node was banned; it is the hook of pki.Verifier.
 func (s *Server) Revoked(uid, _ string) bool {
-	if uid == "" {
-		return false
-	}
-	obj, err := s.cfg.Store.Get(secretGK, tokenNamespace, revokedName)
-	if err != nil {
-		return false // no list yet
-	}
-	sec, ok := obj.(*corev1.Secret)
-	if !ok {
-		return false
-	}
-	_, banned := sec.Data[uid]
+	_, banned := s.listed(revokedName, uid)
 	return banned
 }
 
@@ -370,7 +399,7 @@ func (s *Server) Revoked(uid, _ string) bool {
 func (s *Server) Count() int { return len(s.nodeNames()) }
 
 // SecretsOn lists the Secrets ("namespace/name") that the pods bound to a
-// node refer to: what it holds, and what is known to whoever took it.
+// node refer to, and those of Ingresses that it serves: what it holds, and what is known to whoever took it.
 func (s *Server) SecretsOn(node string) ([]string, error) {
 	var out []string
 	var failed error
@@ -388,6 +417,11 @@ func (s *Server) SecretsOn(node string) ([]string, error) {
 		}
 		return true
 	})
+	for _, k := range s.assign.tlsRefs(snap, node) {
+		if rec, ok := snap.Get(k); ok && s.assign.certificate(rec) {
+			out = append(out, k.Namespace+"/"+k.Name)
+		}
+	}
 	slices.Sort(out)
 	return slices.Compact(out), failed
 }
@@ -399,36 +433,11 @@ func (s *Server) Revoke(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
-	uid, ok := strings.CutPrefix(n.Spec.ProviderID, s.providerID(""))
-	if !ok || uid == "" {
-		return fmt.Errorf("node %q has no identity to revoke", node)
-	}
-	stamp := []byte(s.cfg.Clock.Now().UTC().Format(time.RFC3339))
-	for range 3 {
-		_, err = s.cfg.Store.Update(ctx, secretGK, tokenNamespace, revokedName, registry.Main, func(o runtime.Object) (runtime.Object, error) {
-			sec, ok := o.(*corev1.Secret)
-			if !ok {
-				return nil, errors.New("not a Secret")
-			}
-			if sec.Data == nil {
-				sec.Data = map[string][]byte{}
-			}
-			if sec.Data[uid] == nil {
-				sec.Data[uid] = stamp
-			}
-			return sec, nil
-		}, registry.WriteOptions{})
-		if apierrors.IsNotFound(err) {
-			_, err = s.cfg.Store.Create(ctx, &corev1.Secret{
-				ObjectMeta: metav1.ObjectMeta{Namespace: tokenNamespace, Name: revokedName},
-				Type:       corev1.SecretTypeOpaque, Data: map[string][]byte{uid: stamp},
-			}, registry.WriteOptions{})
-		}
-		if !apierrors.IsAlreadyExists(err) {
-			break
-		}
-	}
+	uid, err := s.uidOf(n)
 	if err != nil {
+		return err
+	}
+	if err := s.list(ctx, revokedName, uid); err != nil {
 		return fmt.Errorf("nodeapi: revoke %s: %w", node, err)
 	}
 	s.Disconnect(node, pki.ErrRevoked)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/nodelifecycle"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // Timing of leases (design: Leases).
@@ -27,13 +28,15 @@ type Leases struct {
 	leading bool
 	m       map[string]*lease
 	swept   time.Time // when it was last looked at which leases ran out
+	alive   time.Time // when a renewal was taken last; zero: never by this process
 	changed chan struct{}
 	back    map[string]bool // came back since the last call of returned
 }
 
 type lease struct {
 	deadline time.Time
-	renewed  time.Time // zero: not in this term
+	ttl      time.Duration // of the deadline
+	renewed  time.Time     // zero: not in this term
 	expired  bool
 	stale    bool // renews again, has not reported since
 	back     time.Time
@@ -58,7 +61,9 @@ func (l *Leases) hint() {
 }
 
 // lead begins or ends a leadership. A new term gives every known node a full
-// fresh TTL: the silence before it was the old leader's, not theirs.
+// fresh TTL: the silence before it was the old leader's, not theirs. While
+// nobody took renewals nodes wait longer and longer before they try again;
+// until one was heard in this term, it has that long more.
 func (l *Leases) lead(term uint64, leading bool, nodes []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,8 +74,12 @@ func (l *Leases) lead(term uint64, leading bool, nodes []string) {
 	l.term, l.leading, l.swept = term, leading, now
 	l.m = make(map[string]*lease, len(nodes))
 	if leading {
+		ttl := LeaseTTL + wire.ReconnectMost
+		if !l.alive.IsZero() {
+			ttl = LeaseTTL + min(now.Sub(l.alive), wire.ReconnectMost)
+		}
 		for _, n := range nodes {
-			l.m[n] = &lease{deadline: now.Add(LeaseTTL)}
+			l.m[n] = &lease{deadline: now.Add(ttl), ttl: ttl}
 		}
 	}
 }
@@ -80,7 +89,7 @@ func (l *Leases) ensure(node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.leading && l.m[node] == nil {
-		l.m[node] = &lease{deadline: time.Now().Add(LeaseTTL)}
+		l.m[node] = &lease{deadline: time.Now().Add(LeaseTTL), ttl: LeaseTTL}
 	}
 }
 
@@ -100,7 +109,9 @@ func (l *Leases) renew(node, boot string, counter uint64) (term uint64, ok bool)
 		return l.term, false
 	}
 	now := time.Now()
-	l.sweep(now)
+	if now.Sub(l.swept) > SweepInterval {
+		l.sweep(now) // it is late, and must know so before this renewal hides it
+	}
 	e := l.m[node]
 	if e == nil {
 		e = &lease{}
@@ -110,7 +121,8 @@ func (l *Leases) renew(node, boot string, counter uint64) (term uint64, ok bool)
 		return l.term, false
 	}
 	e.boot, e.counter = boot, counter
-	e.renewed, e.deadline = now, now.Add(LeaseTTL)
+	e.renewed, e.deadline, e.ttl = now, now.Add(LeaseTTL), LeaseTTL
+	l.alive = now
 	if e.expired {
 		e.expired, e.stale, e.back = false, true, now
 		l.back[node] = true
@@ -188,12 +200,18 @@ func (l *Leases) Snapshot() map[string]nodelifecycle.LeaseInfo {
 	out := make(map[string]nodelifecycle.LeaseInfo, len(l.m))
 	for n, e := range l.m {
 		out[n] = nodelifecycle.LeaseInfo{
-			Age:     max(now.Sub(e.deadline.Add(-LeaseTTL)), 0),
+			Age:     max(now.Sub(e.deadline.Add(-e.ttl)), 0),
 			Expired: e.expired,
 			Stale:   e.stale,
 		}
 	}
 	return out
+}
+
+// Expired implements nodelifecycle.Leases.
+func (l *Leases) Expired(node string) bool {
+	_, expired := l.lastRenewal(node)
+	return expired
 }
 
 // renewedSince copies the nodes that renewed after t, for the Lease objects.

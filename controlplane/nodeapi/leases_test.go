@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // drive sweeps every SweepInterval for d and renews the nodes every interval.
@@ -59,11 +61,7 @@ func TestStaleEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeases()
 		l.lead(1, true, []string{"a"})
-		time.Sleep(SweepInterval)
-		for range 40 {
-			time.Sleep(SweepInterval)
-			l.sweepNow()
-		}
+		ttlOf(l, "a")
 		var c uint64
 		drive(l, 2*staleMost, &c, "a")
 		if i := l.Snapshot()["a"]; i.Expired || i.Stale {
@@ -102,36 +100,57 @@ func TestLateSweepMovesDeadlines(t *testing.T) {
 	}
 }
 
-func TestNewTermGivesFullTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLeases()
-		l.lead(1, true, []string{"a"})
-		for range 24 { // 6 s
-			time.Sleep(SweepInterval)
-			l.sweepNow()
-		}
-		l.lead(2, false, nil)
-		if _, ok := l.renew("a", "b", 1); ok {
-			t.Fatal("a follower acknowledged")
-		}
-		time.Sleep(time.Hour)
-		l.lead(3, true, []string{"a", "c"})
-		for range 25 {
-			time.Sleep(SweepInterval)
-			l.sweepNow()
-			for n, i := range l.Snapshot() {
-				if i.Expired {
-					t.Fatalf("%s ran out within the fresh TTL", n)
-				}
-			}
-		}
+// ttlOf drives sweeps until the node's lease runs out.
+func ttlOf(l *Leases, node string) time.Duration {
+	start := time.Now()
+	for !l.Snapshot()[node].Expired {
 		time.Sleep(SweepInterval)
 		l.sweepNow()
-		time.Sleep(SweepInterval)
-		if s := l.Snapshot(); !s["a"].Expired || !s["c"].Expired {
-			t.Fatalf("%+v", s)
-		}
-	})
+	}
+	return time.Since(start)
+}
+
+// A new leader gives every node a fresh TTL, and as long as nobody took
+// renewals nodes wait longer before they try again: that long more.
+func TestNewTermGivesFullTTL(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		away time.Duration // without anybody who takes renewals; 0: since ever
+		want time.Duration
+	}{
+		{"a server that just started", 0, LeaseTTL + wire.ReconnectMost},
+		{"a change of leaders", 3 * time.Second, LeaseTTL + 3*time.Second},
+		{"after a long time without a quorum", time.Hour, LeaseTTL + wire.ReconnectMost},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLeases()
+			if tc.away > 0 {
+				l.lead(1, true, []string{"a"})
+				l.renew("a", "b", 1)
+				l.lead(2, false, nil)
+				if _, ok := l.renew("a", "b", 2); ok {
+					t.Fatal("a follower acknowledged")
+				}
+				time.Sleep(tc.away)
+			}
+			l.lead(3, true, []string{"a", "c"})
+			if i := l.Snapshot()["a"]; i.Age != 0 {
+				t.Fatalf("%s: age %s", tc.name, i.Age)
+			}
+			time.Sleep(SweepInterval)
+			l.sweepNow()
+			if i := l.Snapshot()["a"]; i.Age != SweepInterval {
+				t.Fatalf("%s: age %s: it must not look like a renewal", tc.name, i.Age)
+			}
+			l.renew("c", "b", 1)
+			if d := ttlOf(l, "c"); d > LeaseTTL+SweepInterval {
+				t.Fatalf("%s: a node that was heard ran out after %s", tc.name, d)
+			}
+			if d := LeaseTTL + ttlOf(l, "a"); d < tc.want-2*SweepInterval || d > tc.want+2*SweepInterval {
+				t.Fatalf("%s: the fresh TTL was %s, want %s", tc.name, d, tc.want)
+			}
+		})
+	}
 }
 
 func TestReplayedRenewal(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -16,6 +15,8 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // Annotations of a Node that belong to its identity.
@@ -35,6 +36,17 @@ func (s *Server) nodeNames() []string {
 		out = append(out, r.Header.Key.Name)
 		return true
 	})
+	return out
+}
+
+// GossipAddresses are where nodes gossip, by name; "" where one did not say.
+func (s *Server) GossipAddresses() map[string]string {
+	out := map[string]string{}
+	for _, name := range s.nodeNames() {
+		if n, err := s.getNode(name); err == nil {
+			out[name] = n.Annotations[wire.AnnotationGossip]
+		}
+	}
 	return out
 }
 
@@ -83,10 +95,6 @@ func (s *Server) claimName(ctx context.Context, sess *session) string {
 	return ""
 }
 
-// cidrTries bounds how often the next free range is tried when others take
-// ranges at the same time.
-const cidrTries = 32
-
 // createNode makes a Node with an identity and ranges of pod addresses of
 // its own. Ranges already in n.Spec are tried first: a node whose object was
 // deleted keeps its pods' addresses.
@@ -94,109 +102,29 @@ func (s *Server) createNode(ctx context.Context, n *corev1.Node, uid string) err
 	n = n.DeepCopy()
 	n.Spec.ProviderID = s.providerID(uid)
 	n.ResourceVersion, n.UID = "", ""
-	if !s.ranges(n.Spec.PodCIDRs) {
+	if !s.givesRanges(n.Spec.PodCIDRs) {
 		n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
 	}
-	skip := 0
 	for try := 0; ; try++ {
+		release := func() {}
 		if len(n.Spec.PodCIDRs) == 0 {
-			cidrs, err := s.freeCIDRs(skip)
-			if err != nil {
+			var err error
+			if n.Spec.PodCIDRs, release, err = s.takeCIDRs(); err != nil {
 				return err
 			}
-			n.Spec.PodCIDRs = cidrs
 		}
 		n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
 		_, err := s.cfg.Store.Create(ctx, n.DeepCopy(), registry.WriteOptions{})
+		release()
 		if err == nil {
 			s.leases.ensure(n.Name)
 			return nil
 		}
-		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "podCIDR") || try >= cidrTries {
+		if !cidrTaken(err) || try >= cidrTries {
 			return err
 		}
 		n.Spec.PodCIDRs = nil
-		skip = try // others race for the same ones
 	}
-}
-
-// ranges says whether every one is a range that this cluster would give.
-func (s *Server) ranges(cidrs []string) bool {
-	if len(cidrs) != len(s.cfg.PodCIDRs) {
-		return false
-	}
-	for i, c := range cidrs {
-		p, err := netip.ParsePrefix(c)
-		if err != nil || p != p.Masked() || p.Bits() != s.nodeBits(s.cfg.PodCIDRs[i]) || !s.cfg.PodCIDRs[i].Contains(p.Addr()) {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *Server) nodeBits(p netip.Prefix) int {
-	if p.Addr().Is6() {
-		return s.cfg.NodeBits6
-	}
-	return s.cfg.NodeBits
-}
-
-// freeCIDRs finds one range of each family that no Node claims, after
-// leaving out the first skip free ones.
-func (s *Server) freeCIDRs(skip int) ([]string, error) {
-	taken := map[string]bool{}
-	s.cfg.Store.Reader(nodeGK).Snapshot().Range(nodeGK.String(), "", state.Key{}, func(r *state.Record) bool {
-		for _, c := range r.Header.Claims {
-			if cidr, ok := strings.CutPrefix(c, "podcidr/"); ok {
-				taken[cidr] = true
-			}
-		}
-		return true
-	})
-	var out []string
-	for _, p := range s.cfg.PodCIDRs {
-		c, ok := nextFree(p, s.nodeBits(p), taken, skip)
-		if !ok {
-			return nil, apierrors.NewForbidden(corev1.Resource("nodes"), "", fmt.Errorf(
-				"every /%d of the pod range %s is taken: no more nodes fit (start the servers with a larger --pod-cidr)", s.nodeBits(p), p))
-		}
-		out = append(out, c.String())
-	}
-	return out, nil
-}
-
-// nextFree walks the sub-ranges of p in order. The first one is left out:
-// its addresses are easily taken for the network's own.
-func nextFree(p netip.Prefix, bits int, taken map[string]bool, skip int) (netip.Prefix, bool) {
-	for sub := netip.PrefixFrom(p.Addr(), bits); p.Contains(sub.Addr()); {
-		if !taken[sub.String()] {
-			if skip--; skip < 0 {
-				return sub, true
-			}
-		}
-		next, ok := addBit(sub.Addr(), bits)
-		if !ok {
-			break
-		}
-		sub = netip.PrefixFrom(next, bits)
-	}
-	return netip.Prefix{}, false
-}
-
-// addBit adds 1 to the first bits of an address; ok is false on overflow.
-func addBit(a netip.Addr, bits int) (netip.Addr, bool) {
-	b := a.AsSlice()
-	carry := byte(1) << ((8 - bits%8) % 8)
-	for i := (bits - 1) / 8; i >= 0; i-- {
-		sum := uint16(b[i]) + uint16(carry)
-		b[i] = byte(sum)
-		if sum < 256 {
-			out, ok := netip.AddrFromSlice(b)
-			return out, ok
-		}
-		carry = 1
-	}
-	return netip.Addr{}, false
 }
 
 // ownsLabel says which labels of its Node a node may set at any time; others
@@ -212,11 +140,12 @@ func ownsLabel(key string) bool {
 	return false
 }
 
-// mayLabel keeps a node from giving itself roles or getting around
-// node-restriction labels.
-func mayLabel(key string) bool {
+// MayLabel keeps a node from giving itself roles (serving Ingresses brings
+// their private keys), getting around node-restriction labels, and declaring
+// itself dead.
+func MayLabel(key string) bool {
 	domain, _, _ := strings.Cut(key, "/")
-	return !strings.HasSuffix(domain, "node-role.kubernetes.io") && !strings.HasSuffix(domain, "node-restriction.kubernetes.io")
+	return key != manifests.LabelDead && key != manifests.LabelIngress && key != manifests.LabelDuplicate && !strings.HasSuffix(domain, "node-role.kubernetes.io") && !strings.HasSuffix(domain, "node-restriction.kubernetes.io")
 }
 
 // mergeNodeMeta takes what the node owns of labels and annotations. It says
@@ -234,7 +163,7 @@ func mergeNodeMeta(cur, said *corev1.Node) bool {
 		changed = true
 	}
 	for _, k := range slices.Sorted(maps.Keys(said.Labels)) {
-		if _, have := cur.Labels[k]; mayLabel(k) && (!have || ownsLabel(k)) {
+		if _, have := cur.Labels[k]; MayLabel(k) && (!have || ownsLabel(k)) {
 			set(&cur.Labels, k, said.Labels[k])
 		}
 	}
@@ -252,16 +181,26 @@ func mergeNodeStatus(cur, said corev1.NodeStatus) corev1.NodeStatus {
 	out := *said.DeepCopy()
 	out.Conditions = mergeConditions(cur.Conditions, said.Conditions)
 	out.Phase = cur.Phase
-	if out.Capacity == nil {
-		out.Capacity = cur.Capacity
-	}
-	if out.Allocatable == nil {
-		out.Allocatable = cur.Allocatable
-	}
+	out.Capacity = keepExtended(out.Capacity, cur.Capacity)
+	out.Allocatable = keepExtended(out.Allocatable, cur.Allocatable)
 	if out.VolumesAttached == nil {
 		out.VolumesAttached = cur.VolumesAttached
 	}
 	return out
+}
+
+// keepExtended adds to what a node said the resources that others advertise on
+// it through the API (example.com/dongle): nodes know nothing of those.
+func keepExtended(said, cur corev1.ResourceList) corev1.ResourceList {
+	if said == nil {
+		return cur
+	}
+	for name, n := range cur {
+		if _, ok := said[name]; !ok && strings.Contains(string(name), "/") {
+			said[name] = n
+		}
+	}
+	return said
 }
 
 // mergeConditions keeps the times of a condition that says the same as
@@ -324,7 +263,9 @@ func (s *Server) nodeNews(ctx context.Context, sess *session, said *corev1.Node)
 }
 
 func (s *Server) updateNodeMain(ctx context.Context, sess *session, said *corev1.Node) error {
-	skip := 0
+	var cidrs []string
+	release := func() {}
+	defer func() { release() }()
 	for try := 0; ; try++ {
 		_, err := s.cfg.Store.Update(ctx, nodeGK, "", sess.node, registry.Main, func(o runtime.Object) (runtime.Object, error) {
 			n, ok := o.(*corev1.Node)
@@ -333,17 +274,20 @@ func (s *Server) updateNodeMain(ctx context.Context, sess *session, said *corev1
 			}
 			mergeNodeMeta(n, said)
 			if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR == "" {
-				cidrs, err := s.freeCIDRs(skip)
-				if err != nil {
-					return nil, err
+				if len(cidrs) == 0 {
+					var err error
+					if cidrs, release, err = s.takeCIDRs(); err != nil {
+						return nil, err
+					}
 				}
 				n.Spec.PodCIDR, n.Spec.PodCIDRs = cidrs[0], cidrs
 			}
 			return n, nil
 		}, registry.WriteOptions{})
-		if err == nil || !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "podCIDR") || try >= cidrTries {
+		if !cidrTaken(err) || try >= cidrTries {
 			return err
 		}
-		skip = try
+		release()
+		cidrs, release = nil, func() {}
 	}
 }

@@ -119,9 +119,9 @@ func (s *Server) restoreNode(ctx context.Context, name string) {
 		return
 	}
 	sess.mu.Lock()
-	said := sess.lastNode
+	last := sess.lastNode
 	sess.mu.Unlock()
-	if said == nil {
+	if last == nil {
 		return // it says so itself when it has connected
 	}
 	_, err := s.getNode(name)
@@ -129,7 +129,11 @@ func (s *Server) restoreNode(ctx context.Context, name string) {
 	if !apierrors.IsNotFound(err) && (expired || at.IsZero()) {
 		return
 	}
-	if err := s.nodeNews(ctx, sess, said); err != nil && ctx.Err() == nil {
+	said, err := decodeNode(last)
+	if err == nil {
+		err = s.nodeNews(ctx, sess, said)
+	}
+	if err != nil && ctx.Err() == nil {
 		s.warn("node", name, "node status not written", err)
 	}
 }

@@ -50,23 +50,32 @@ func (s *Server) report(ctx context.Context, sess *session, r *wire.Report) (*wi
 	}
 	reply := &wire.ReportReply{Seq: r.Seq}
 	if len(r.Node) > 0 {
-		said := new(corev1.Node)
-		if err := direct.Unmarshal(r.Node, said); err != nil {
-			return nil, &wire.Fault{Code: wire.FaultMalformed, Message: "node: " + err.Error()}
+		said, err := decodeNode(r.Node)
+		if err != nil {
+			return nil, &wire.Fault{Code: wire.FaultMalformed, Message: err.Error()}
 		}
 		if err := s.nodeNews(ctx, sess, said); err != nil {
 			s.warn("node", sess.node, "node status not written", err)
 			reply.Refused = "node: " + err.Error()
 		} else {
 			sess.mu.Lock()
-			sess.lastNode = said
+			sess.lastNode = r.Node
 			sess.mu.Unlock()
 		}
 	}
 	s.podsNews(ctx, sess, r.Pods, reply)
+	s.volumesNews(ctx, sess, r.Volumes, reply)
 	s.eventsNews(sess, r.Events)
 	s.leases.reported(sess.node)
 	return reply, ctx.Err()
+}
+
+func decodeNode(b []byte) (*corev1.Node, error) {
+	n := new(corev1.Node)
+	if err := direct.Unmarshal(b, n); err != nil {
+		return nil, fmt.Errorf("node: %w", err)
+	}
+	return n, nil
 }
 
 // order remembers the newest report of each node. The same report may come
@@ -103,7 +112,9 @@ func (s *Server) podsNews(ctx context.Context, sess *session, pods []wire.PodRep
 	for i := range pods {
 		p := &pods[i]
 		g.Go(func() error {
+			s.writes <- struct{}{}
 			v := s.podNews(ctx, sess, p)
+			<-s.writes
 			mu.Lock()
 			defer mu.Unlock()
 			switch v {

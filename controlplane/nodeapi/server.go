@@ -13,7 +13,6 @@ package nodeapi
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +20,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -70,13 +70,24 @@ type Config struct {
 	Leadership Leadership
 	CA         *pki.CA
 	ClusterID  string
-	// Epoch is the recovery epoch of this cluster; 1 at first.
-	Epoch uint64
+	// Epoch is the recovery epoch of this cluster; nil is 1 for ever.
+	Epoch func() uint64
 	// HigherEpoch is called when a node has seen a higher epoch than ours: this
 	// server is a leftover of before a recovery and must stop writing. node is
 	// its uid, as its certificate says; it must not block.
 	HigherEpoch func(node string, epoch uint64)
 	Version     string
+	// Leader names the addresses of the server that leads, none if none is
+	// known, and a channel that is closed when that may be another one: nodes
+	// that come to a server that does not lead are sent there. nil: only this
+	// server can lead.
+	Leader func() (addrs []string, changed <-chan struct{})
+	// ToLeader opens a TCP connection to the server that leads, for nodes that
+	// cannot; nil: only this server can lead.
+	ToLeader func(ctx context.Context) (net.Conn, error)
+	// Fresh returns once this server has everything that was acknowledged
+	// before; nil: it always has.
+	Fresh func(ctx context.Context) error
 	// Servers lists host:port of all servers, for nodes to keep.
 	Servers func() []string
 	// Tokens issues ServiceAccount tokens for projected volumes; nil is none.
@@ -103,26 +114,38 @@ type Config struct {
 	PodCIDRs  []netip.Prefix
 	NodeBits  int
 	NodeBits6 int
-	Clock     clock.Clock
-	Log       *slog.Logger
+	// ServiceCIDRs are the ranges of service addresses, which nodes route to
+	// their proxy. The first holds the address of DNS.
+	ServiceCIDRs []netip.Prefix
+	Clock        clock.Clock
+	Log          *slog.Logger
 }
 
 // Server implements the server's side of the node protocol.
 type Server struct {
-	cfg     Config
-	log     *slog.Logger
-	leases  *Leases
-	assign  *assigner
-	streams *streams
+	cfg      Config
+	log      *slog.Logger
+	leases   *Leases
+	assign   *assigner
+	streams  *streams
+	usages   *usages
+	services *table
 
 	mu       sync.Mutex
 	sessions map[string]*session // by node uid
 	byName   map[string]*session
 	seqs     map[string]reportSeq // newest report, by node uid
+	twins    map[string]twin      // copies of nodes, by node name
+	relays   map[string]int       // connections that are passed on to the leader, by node uid
 
+	ranges   podRanges
+	tokens   chan struct{} // held while a join token is used up; a channel, since its holder waits for the log
 	warnings *limited
 	repairs  *repairs
-	nudges   sync.WaitGroup // started by assigner.run only
+	pulling  chan struct{}  // pulls being answered
+	reports  chan struct{}  // reports being taken
+	writes   chan struct{}  // news of pods being written
+	nudges   sync.WaitGroup // started by assigner.run and serviceLoop only
 }
 
 // New checks the configuration.
@@ -130,8 +153,8 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Store == nil || cfg.Leadership == nil || cfg.CA == nil || cfg.ClusterID == "" {
 		return nil, errors.New("nodeapi: a store, a leadership, a CA and a cluster id are required")
 	}
-	if cfg.Epoch == 0 {
-		cfg.Epoch = 1
+	if cfg.Epoch == nil {
+		cfg.Epoch = func() uint64 { return 1 }
 	}
 	if cfg.Servers == nil {
 		cfg.Servers = func() []string { return nil }
@@ -164,11 +187,20 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg, log: cfg.Log,
 		leases:   newLeases(),
 		streams:  newStreams(),
+		usages:   newUsages(),
+		services: newTable(),
 		sessions: map[string]*session{},
 		byName:   map[string]*session{},
 		seqs:     map[string]reportSeq{},
+		relays:   map[string]int{},
+		twins:    map[string]twin{},
+		ranges:   podRanges{next: map[netip.Prefix]netip.Addr{}, held: map[netip.Prefix]bool{}},
+		tokens:   make(chan struct{}, 1),
 		warnings: newLimited(),
 		repairs:  newRepairs(),
+		pulling:  make(chan struct{}, maxPulls),
+		reports:  make(chan struct{}, maxReports),
+		writes:   make(chan struct{}, maxWrites),
 	}
 	s.assign = newAssigner(s)
 	return s, nil
@@ -183,6 +215,7 @@ func (s *Server) Handlers() map[string]listener.Handler {
 		wire.ALPNNode:   s.ServeNode,
 		wire.ALPNJoin:   s.ServeJoin,
 		wire.ALPNStream: s.ServeStream,
+		wire.ALPNRelay:  s.ServeRelay,
 	}
 }
 
@@ -196,7 +229,11 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.leaseObjects(ctx) })
 	wg.Go(func() { s.repairLoop(ctx) })
 	wg.Go(func() { s.housekeeping(ctx) })
+	wg.Go(func() { s.watchTwins(ctx) })
+	wg.Go(func() { s.serviceLoop(ctx) })
 	err := s.assign.run(ctx)
+	cancel()
+	wg.Wait()
 	s.nudges.Wait() // their sessions end with the listener, or with the write timeout
 	return err
 }
@@ -207,8 +244,12 @@ func (s *Server) lead() {
 	s.leases.mu.Lock()
 	same := s.leases.term == term && s.leases.leading == leading
 	s.leases.mu.Unlock()
-	if !same {
-		s.leases.lead(term, leading, s.nodeNames())
+	if same {
+		return
+	}
+	s.leases.lead(term, leading, s.nodeNames())
+	if !leading {
+		s.dismiss()
 	}
 }
 
@@ -237,170 +278,43 @@ type session struct {
 	limited         bool
 	leaseKey        []byte
 	up              chan struct{} // closed once it is served
+	streams         atomic.Int64  // about its pods, open now
 
 	reports  chan struct{} // one at a time; a channel, since its holder waits for the log
 	mu       sync.Mutex
-	lastNode *corev1.Node // what the node last said of itself
+	lastNode []byte // what the node last said of itself, as it sent it: decoded it is thrice as large
 	mirrors  map[string]wire.PodReport
-	nudged   uint64 // newest generation the node was told
-	nudging  bool   // a goroutine is sending it
-	gossip   string // the gossip id of this server that the node was told
+	nudged   wire.Nudge // newest generations the node was told
+	nudging  bool       // a goroutine is sending them
+	gossip   string     // the gossip id of this server that the node was told
 }
 
 const helloTimeout = 10 * time.Second
 
-// ServeNode serves ALPNNode: one node's connection.
+// ServeNode serves ALPNNode: one node's connection. There is a stack for each,
+// which the collector shrinks only where little is on it while it waits for
+// the next message: what comes first is in a function of its own.
 func (s *Server) ServeNode(ctx context.Context, c *listener.Conn) {
-	hello, err := readHello(c)
-	if err != nil {
-		return // never spoke our protocol: the listener's handshake log is enough
+	sess := s.welcome(ctx, c)
+	if sess == nil {
+		return
 	}
-	sess := &session{node: c.Peer.Name, uid: c.Peer.UID, boot: hello.BootID, remote: c.RemoteAddr().String(),
-		limited: c.Peer.Limited, up: make(chan struct{}), reports: make(chan struct{}, 1), mirrors: map[string]wire.PodReport{}}
-	if tc, ok := c.Raw.(*net.TCPConn); ok {
-		// Little may wait in the kernel, or a lease queues behind an assignment.
-		_ = tc.SetWriteBuffer(64 << 10)
-		_ = tc.SetReadBuffer(64 << 10)
-	}
-	term, _ := s.cfg.Leadership.Leadership()
-	reply := s.hello()
-	reply.Term, reply.Limited = term, c.Peer.Limited
-	reply.GossipID = s.tellGossip(sess)
-	reply.Refused = s.refuse(c, hello)
-	if reply.Refused == "" && !sess.limited {
-		reply.Refused = s.admit(ctx, sess)
-	}
-	if reply.Refused == "" {
-		if sess.leaseKey, err = pki.LeaseKey(c.TLS); err != nil {
-			reply.Refused = err.Error()
-		}
-	}
-	accept := []wire.Type{wire.TypeRenewRequest, wire.TypeTimeRequest}
 	if !sess.limited {
-		accept = append(accept, wire.TypeLeaseRequest, wire.TypePullRequest, wire.TypeReport)
+		defer s.remove(sess)
 	}
-	sess.conn = wire.NewConn(c, sessionHandler{s, sess}, wire.Options{Accept: accept, MaxConcurrent: 4})
-	if reply.Refused == "" && !sess.limited {
-		if !s.install(sess) {
-			reply.Refused = "another connection of this node came at the same time; try again"
-		} else {
-			defer s.remove(sess)
-		}
-	}
-	_ = c.SetWriteDeadline(time.Now().Add(helloTimeout))
-	if err := wire.WriteMessage(c, reply); err != nil {
-		return
-	}
-	if reply.Refused != "" {
-		s.log.Info("node refused", "node", sess.node, "remote", sess.remote, "reason", reply.Refused)
-		return
-	}
-	s.log.Info("node connected", "node", sess.node, "remote", sess.remote, "limited", sess.limited)
 	close(sess.up)
-	err = sess.conn.Run(ctx)
+	err := sess.conn.Run(ctx)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled) {
 		s.log.Info("node connection ended", "node", sess.node, "error", err)
 	}
 }
 
-func readHello(c *listener.Conn) (*wire.Hello, error) {
-	_ = c.SetReadDeadline(time.Now().Add(helloTimeout))
-	hello := new(wire.Hello)
-	if err := wire.ReadMessage(c, hello); err != nil {
-		return nil, err
+// current says whether what this server knows may be acted on.
+func (s *Server) current() error {
+	if _, leading := s.cfg.Leadership.Leadership(); !leading {
+		return &wire.Fault{Code: wire.FaultNotLeader, Message: "this server does not lead yet"}
 	}
-	_ = c.SetReadDeadline(time.Time{})
-	return hello, nil
-}
-
-func (s *Server) hello() *wire.Hello {
-	return &wire.Hello{
-		ClusterID: s.cfg.ClusterID, Epoch: s.cfg.Epoch, Feature: wire.FeatureLevel,
-		Version: s.cfg.Version, UnixMilli: s.timeHint(),
-	}
-}
-
-// timeHint is this server's wall clock for nodes to go by; 0 while it cannot
-// be trusted.
-func (s *Server) timeHint() int64 {
-	if s.clockOK() != nil {
-		return 0
-	}
-	return s.cfg.Clock.Now().UnixMilli()
-}
-
-// refuse judges a node's Hello; "" is welcome.
-func (s *Server) refuse(c *listener.Conn, h *wire.Hello) string {
-	switch {
-	case c.Peer.Kind != pki.NodePeer:
-		return "this is for nodes: the connection has no node certificate"
-	case c.TLS.Version < tls.VersionTLS13:
-		return "TLS 1.3 is needed"
-	case h.NodeUID != "" && h.NodeUID != c.Peer.UID:
-		return fmt.Sprintf("the certificate is for node %s, not %s", c.Peer.UID, h.NodeUID)
-	case h.BootID == "" || len(h.BootID) > 64:
-		return "the node sent no boot id"
-	}
-	return s.refuseHello(c.Peer.UID, h)
-}
-
-// refuseHello is what every handshake of ours checks.
-func (s *Server) refuseHello(uid string, h *wire.Hello) string {
-	switch {
-	case h.ClusterID != s.cfg.ClusterID:
-		return fmt.Sprintf("this is cluster %s, not %s", s.cfg.ClusterID, h.ClusterID)
-	case h.Epoch > s.cfg.Epoch:
-		if s.cfg.HigherEpoch != nil {
-			s.cfg.HigherEpoch(uid, h.Epoch)
-		}
-		return fmt.Sprintf("this server is from before a recovery of the cluster (epoch %d, you have seen %d)", s.cfg.Epoch, h.Epoch)
-	case h.Feature < wire.OldestFeature:
-		return fmt.Sprintf("the node's version %q is too old for this server (feature level %d, needs %d); upgrade it", h.Version, h.Feature, wire.OldestFeature)
-	}
-	return ""
-}
-
-// cloneWait is how long an older session of the same node but another boot
-// has to prove that it lives: one interval and some.
-const cloneWait = LeaseInterval + time.Second
-
-// admit decides whether a new session may take the node's place: the newest
-// wins, except that a living session with another boot id means that two
-// machines have the same key.
-func (s *Server) admit(ctx context.Context, sess *session) string {
-	if reason := s.claimName(ctx, sess); reason != "" {
-		return reason
-	}
-	old := s.sessionOf(sess.uid)
-	if old == nil || old.boot == sess.boot {
-		return ""
-	}
-	since := time.Now()
-	t := time.NewTicker(100 * time.Millisecond)
-	defer t.Stop()
-	for {
-		if at, _ := s.leases.lastRenewal(old.node); at.After(since) && s.sessionOf(sess.uid) == old {
-			return s.clone(old, sess)
-		}
-		if time.Since(since) > cloneWait {
-			return ""
-		}
-		select {
-		case <-old.conn.Done():
-			return ""
-		case <-ctx.Done():
-			return "the server is stopping"
-		case <-t.C:
-		}
-	}
-}
-
-func (s *Server) clone(old, sess *session) string {
-	msg := fmt.Sprintf("duplicate identity: node %s runs at %s and at %s with the same key (a copied disk?); "+
-		"the second is refused until it runs: dunlin agent reset-identity", sess.node, old.remote, sess.remote)
-	s.log.Error("duplicate node identity", "node", sess.node, "first", old.remote, "second", sess.remote)
-	s.event(corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: sess.node}, corev1.EventTypeWarning, "DuplicateIdentity", msg)
-	return msg
+	return nil
 }
 
 func (s *Server) event(about corev1.ObjectReference, typ, reason, message string) {
@@ -425,6 +339,13 @@ func (s *Server) sessionOfNode(name string) *session {
 
 // Connected says whether the node has a connection to this server.
 func (s *Server) Connected(node string) bool { return s.sessionOfNode(node) != nil }
+
+// Sessions counts the nodes that are connected to this server.
+func (s *Server) Sessions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sessions)
+}
 
 var errReplaced = errors.New("replaced by a newer connection of the same node")
 
@@ -476,68 +397,6 @@ func (s *Server) Suspect(uid string) {
 	s.leases.hint()
 }
 
-type sessionHandler struct {
-	s    *Server
-	sess *session
-}
-
-// Handle implements wire.Handler.
-func (h sessionHandler) Handle(ctx context.Context, t wire.Type, body []byte) (wire.Message, error) {
-	switch t {
-	case wire.TypeLeaseRequest:
-		return handle(body, func(r *wire.LeaseRequest) (wire.Message, error) { return h.s.lease(h.sess, r), nil })
-	case wire.TypePullRequest:
-		// Before it leads, this server may hold an old view: an assignment made
-		// of it would bring back what was deleted.
-		if _, leading := h.s.cfg.Leadership.Leadership(); !leading {
-			return nil, &wire.Fault{Code: wire.FaultNotLeader, Message: "this server does not lead yet"}
-		}
-		return handle(body, func(r *wire.PullRequest) (wire.Message, error) { return h.s.assign.pull(ctx, h.sess, r) })
-	case wire.TypeReport:
-		return handle(body, func(r *wire.Report) (wire.Message, error) { return h.s.report(ctx, h.sess, r) })
-	case wire.TypeRenewRequest:
-		return handle(body, func(r *wire.RenewRequest) (wire.Message, error) { return h.s.renew(h.sess, r), nil })
-	case wire.TypeTimeRequest:
-		return handle(body, func(*wire.TimeRequest) (wire.Message, error) {
-			return &wire.TimeReply{UnixMilli: h.s.cfg.Clock.Now().UnixMilli(), Trusted: h.s.clockOK() == nil}, nil
-		})
-	}
-	return nil, &wire.Fault{Code: wire.FaultUnsupported, Message: t.String() + " is not served here"}
-}
-
-func handle[T any, PT interface {
-	*T
-	wire.Message
-}](body []byte, f func(PT) (wire.Message, error)) (wire.Message, error) {
-	m := PT(new(T))
-	if err := wire.Unmarshal(body, m); err != nil {
-		return nil, err
-	}
-	return f(m)
-}
-
-func (s *Server) clockOK() error {
-	if s.cfg.ClockOK == nil {
-		return nil
-	}
-	return s.cfg.ClockOK()
-}
-
-// tellGossip is this server's gossip id if the session was not told yet.
-func (s *Server) tellGossip(sess *session) string {
-	if s.cfg.GossipID == nil {
-		return ""
-	}
-	id := s.cfg.GossipID()
-	sess.mu.Lock()
-	defer sess.mu.Unlock()
-	if id == sess.gossip {
-		return ""
-	}
-	sess.gossip = id
-	return id
-}
-
 func (s *Server) lease(sess *session, r *wire.LeaseRequest) *wire.LeaseReply {
 	s.lead()
 	term, ok := s.leases.renew(sess.node, sess.boot, r.Counter)
@@ -545,7 +404,7 @@ func (s *Server) lease(sess *session, r *wire.LeaseRequest) *wire.LeaseReply {
 	if !ok {
 		reply.Refused = "this server does not lead, or the counter is old"
 	} else {
-		reply.GossipID = s.tellGossip(sess)
+		reply.GossipID, reply.Twin = s.tellGossip(sess), s.twinOf(sess.node)
 	}
 	return reply
 }

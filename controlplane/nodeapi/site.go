@@ -151,8 +151,12 @@ func (s *Server) endOverlaps(ctx context.Context) {
 	}
 }
 
-// seeds are gossip addresses of some nodes of a zone.
-func (s *Server) seeds(zone, except string) []string {
+// seeds are gossip addresses of some nodes of a zone, of those that are
+// connected here.
+func (s *Server) seeds(zone, except string) []string { return s.addresses(zone, except, s.Connected) }
+
+// addresses are gossip addresses of this server and of some nodes of a zone.
+func (s *Server) addresses(zone, except string, who func(node string) bool) []string {
 	if s.cfg.Site != nil {
 		return s.cfg.Site(zone).Seeds
 	}
@@ -170,7 +174,7 @@ func (s *Server) seeds(zone, except string) []string {
 		if z == "" {
 			z = DefaultZone
 		}
-		if z != zone || r.Header.Key.Name == except || !s.Connected(r.Header.Key.Name) {
+		if z != zone || r.Header.Key.Name == except || !who(r.Header.Key.Name) {
 			return true
 		}
 		if n, err := s.getNode(r.Header.Key.Name); err == nil {
@@ -192,7 +196,14 @@ func (s *Server) seeds(zone, except string) []string {
 	return out
 }
 
-// Seeds are gossip addresses of a site.
-func (s *Server) Seeds(zone string) []string { return s.seeds(zone, "") }
+// Seeds are gossip addresses of a site. A server that does not lead has no
+// nodes connected: it takes what they last said of themselves.
+func (s *Server) Seeds(zone string) []string {
+	out := s.seeds(zone, "")
+	if len(out) > 1 {
+		return out // more than its own
+	}
+	return s.addresses(zone, "", func(string) bool { return true })
+}
 
 const gossipPort = 7946

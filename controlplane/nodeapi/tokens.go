@@ -2,7 +2,7 @@ package nodeapi
 
 import (
 	"cmp"
-	"slices"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -29,21 +30,10 @@ const SecretTypeToken corev1.SecretType = "dunlin.dev/projected-token"
 
 // tokenWant is one serviceAccountToken source of a pod's volume.
 type tokenWant struct {
-	uid       string // of the object in the assignment
-	namespace string
-	pod       string
-	podUID    string
-	account   string
-	audience  string
-	life      time.Duration
-}
-
-// token is one that the node holds or shall get. value is empty for one that
-// an earlier server issued and the node still has.
-type token struct {
-	want    tokenWant
-	expires int64 // Unix seconds; also its version
-	value   string
+	uid      string // of the object in the assignment
+	account  string
+	audience string
+	life     time.Duration
 }
 
 func podTokens(pod *corev1.Pod) []tokenWant {
@@ -67,8 +57,7 @@ func podTokens(pod *corev1.Pod) []tokenWant {
 				life = autoLife
 			}
 			out = append(out, tokenWant{
-				uid:       wire.TokenSecretName(string(pod.UID), t.Audience, exp),
-				namespace: pod.Namespace, pod: pod.Name, podUID: string(pod.UID),
+				uid:     wire.TokenSecretName(string(pod.UID), t.Audience, exp),
 				account: cmp.Or(pod.Spec.ServiceAccountName, "default"), audience: t.Audience, life: life,
 			})
 		}
@@ -91,102 +80,123 @@ func (n *nodeState) adopt(have map[string]uint64, now time.Time) {
 	}
 	n.adopted = true
 	for uid, version := range have {
-		if len(uid) > len("token.") && uid[:len("token.")] == "token." && n.tokens[uid] == nil && time.Unix(int64(version), 0).After(now) {
-			n.tokens[uid] = &token{expires: int64(version)}
+		if len(uid) > len("token.") && uid[:len("token.")] == "token." && n.tokens[uid] == 0 && time.Unix(int64(version), 0).After(now) {
+			n.tokens[uid] = int64(version)
 		}
 	}
 }
 
-// refreshTokens makes n.tokens be exactly what the pods want and not due.
-func (a *assigner) refreshTokens(n *nodeState, wants []tokenWant) {
+// eachToken calls f for every token that the pods of the assignment want.
+func (n *nodeState) eachToken(f func(pod *state.Record, w *tokenWant)) {
+	for i := range n.order {
+		e := &n.order[i]
+		for j := range e.tokens {
+			if !e.skip {
+				f(e.rec, &e.tokens[j])
+			}
+		}
+	}
+}
+
+// refreshTokens makes n.tokens be exactly what the pods want and not due. It
+// decides only until when each is good; they are signed when they are sent,
+// and not kept: for a hundred thousand pods that would be a hundred
+// megabytes, and an answer that is lost costs one more signature.
+func (a *assigner) refreshTokens(n *nodeState) {
+	next := make(map[string]int64, len(n.tokens))
 	if a.s.cfg.Tokens == nil {
-		n.tokens = map[string]*token{}
+		n.tokens = next
 		return
 	}
 	now := a.s.cfg.Clock.Now()
-	next := make(map[string]*token, len(wants))
-	for _, w := range wants {
-		t := n.tokens[w.uid]
-		if t != nil && !w.due(t.expires, now) {
-			t.want = w
-			next[w.uid] = t
-			continue
+	n.eachToken(func(pod *state.Record, w *tokenWant) {
+		expires := n.tokens[w.uid]
+		if expires == 0 || w.due(expires, now) {
+			if !n.adopted {
+				return // the node may hold it: it says so with its first pull
+			}
+			if _, err := a.account(pod, w); err != nil {
+				a.noToken(pod, err)
+				return
+			}
+			expires = now.Add(w.life).Unix()
 		}
-		if !n.adopted {
-			continue // the node may hold it: it says so with its first pull
-		}
-		if t, err := a.issue(n.name, w); err != nil {
-			a.s.warn("token", w.namespace+"/"+w.pod, "service account token not issued", err)
-		} else {
-			next[w.uid] = t
-		}
-	}
+		next[w.uid] = expires
+	})
 	n.tokens = next
 }
 
-func (a *assigner) issue(node string, w tokenWant) (*token, error) {
-	obj, err := a.s.cfg.Store.Get(serviceAccountGK, w.namespace, w.account)
+func (a *assigner) account(pod *state.Record, w *tokenWant) (*corev1.ServiceAccount, error) {
+	obj, err := a.s.cfg.Store.Get(serviceAccountGK, pod.Header.Key.Namespace, w.account)
 	if err != nil {
 		return nil, err
 	}
-	sa, _ := obj.(*corev1.ServiceAccount)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: w.pod, UID: types.UID(w.podUID)}}
-	pod.Spec.NodeName = node
+	sa, ok := obj.(*corev1.ServiceAccount)
+	if !ok {
+		return nil, fmt.Errorf("nodeapi: ServiceAccount %s is a %T", w.account, obj)
+	}
+	return sa, nil
+}
+
+func (a *assigner) noToken(pod *state.Record, err error) {
+	k := &pod.Header.Key
+	a.s.warn("token", k.Namespace+"/"+k.Name, "service account token not issued", err)
+}
+
+func (a *assigner) sign(node *auth.Ref, pod *state.Record, w *tokenWant, life time.Duration) ([]byte, error) {
+	sa, err := a.account(pod, w)
+	if err != nil {
+		return nil, err
+	}
+	bound := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Header.Key.Namespace, Name: pod.Header.Key.Name, UID: types.UID(pod.Header.UID)},
+		Spec:       corev1.PodSpec{NodeName: node.Name},
+	}
 	var aud []string
 	if w.audience != "" {
 		aud = []string{w.audience}
 	}
-	ref := &auth.Ref{Name: node}
-	if n, err := a.s.getNode(node); err == nil {
-		ref.UID = string(n.UID)
-	}
-	value, exp, err := a.s.cfg.Tokens.Issue(sa, pod, ref, aud, w.life)
-	if err != nil {
-		return nil, err
-	}
-	return &token{want: w, expires: exp.Unix(), value: value}, nil
+	value, _, err := a.s.cfg.Tokens.Issue(sa, bound, node, aud, life)
+	return []byte(value), err
 }
 
-// sendTokens adds the tokens to an answer.
+// sendTokens adds the tokens that the node does not hold to an answer.
 func (a *assigner) sendTokens(n *nodeState, have map[string]uint64, out *wire.Assignment) error {
-	uids := make([]string, 0, len(n.tokens))
-	for uid := range n.tokens {
-		uids = append(uids, uid)
+	node := &auth.Ref{Name: n.name}
+	if obj, err := a.s.getNode(n.name); err == nil {
+		node.UID = string(obj.UID)
 	}
-	slices.Sort(uids)
-	reissued := false
-	for _, uid := range uids {
-		t := n.tokens[uid]
-		if have[uid] == uint64(t.expires) {
-			out.Keep = append(out.Keep, uid)
-			continue
+	now := a.s.cfg.Clock.Now().Truncate(time.Second) // as the issuer does
+	var failed error
+	n.eachToken(func(pod *state.Record, w *tokenWant) {
+		expires := n.tokens[w.uid]
+		switch {
+		case expires == 0 || failed != nil:
+			return
+		case have[w.uid] == uint64(expires):
+			out.Keep = append(out.Keep, w.uid)
+			return
 		}
-		if t.value == "" { // adopted, but the node lost it
-			fresh, err := a.issue(n.name, t.want)
-			if err != nil {
-				a.s.warn("token", t.want.namespace+"/"+t.want.pod, "service account token not issued", err)
-				continue
-			}
-			n.tokens[uid], t, reissued = fresh, fresh, true
-		}
-		secret := &corev1.Secret{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-			ObjectMeta: metav1.ObjectMeta{Namespace: t.want.namespace, Name: uid, UID: types.UID(uid)},
-			Type:       SecretTypeToken,
-			Data:       map[string][]byte{corev1.ServiceAccountTokenKey: []byte(t.value)},
-		}
-		data, err := direct.Marshal(secret)
+		value, err := a.sign(node, pod, w, time.Unix(expires, 0).Sub(now))
 		if err != nil {
-			return err
+			a.noToken(pod, err)
+			return
+		}
+		namespace := pod.Header.Key.Namespace
+		data, err := direct.Marshal(&corev1.Secret{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: w.uid, UID: types.UID(w.uid)},
+			Type:       SecretTypeToken,
+			Data:       map[string][]byte{corev1.ServiceAccountTokenKey: value},
+		})
+		if err != nil {
+			failed = fmt.Errorf("nodeapi: encode token: %w", err)
+			return
 		}
 		out.Objects = append(out.Objects, wire.Object{
-			Ref: wire.Ref{Kind: "Secret", Namespace: t.want.namespace, Name: uid},
-			UID: uid, ResourceVersion: uint64(t.expires), Data: data,
+			Ref: wire.Ref{Kind: "Secret", Namespace: namespace, Name: w.uid},
+			UID: w.uid, ResourceVersion: uint64(expires), Data: data,
 		})
-	}
-	if reissued {
-		n.gen = n.hash(a.s)
-		out.Generation = n.gen
-	}
-	return nil
+	})
+	return failed
 }

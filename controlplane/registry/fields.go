@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -78,6 +79,14 @@ var selectable = map[string]map[string]fieldOf{
 		"status.replicas": func(o runtime.Object) string {
 			if r, ok := o.(*corev1.ReplicationController); ok {
 				return strconv.Itoa(int(r.Status.Replicas))
+			}
+			return ""
+		},
+	},
+	"Job.batch": {
+		"status.successful": func(o runtime.Object) string {
+			if j, ok := o.(*batchv1.Job); ok {
+				return strconv.Itoa(int(j.Status.Succeeded))
 			}
 			return ""
 		},
@@ -166,7 +175,7 @@ func NewMatcher(k *manifests.Kind, l labels.Selector, f fields.Selector) (*Match
 			if to, ok := renamed[r.Field]; ok {
 				req.field = to
 			} else if r.Field != "metadata.name" && r.Field != "metadata.namespace" {
-				return nil, apierrors.NewBadRequest("field label not supported: " + r.Field)
+				return nil, notSelectable(k, r.Field)
 			}
 		}
 		switch req.field {
@@ -178,13 +187,22 @@ func NewMatcher(k *manifests.Kind, l labels.Selector, f fields.Selector) (*Match
 		default:
 			read, ok := selectable[k.StorageKind()][req.field]
 			if !ok {
-				return nil, apierrors.NewBadRequest("field label not supported: " + r.Field)
+				return nil, notSelectable(k, r.Field)
 			}
 			req.read = read
 		}
 		m.fields = append(m.fields, req)
 	}
 	return m, nil
+}
+
+// notSelectable has upstream's two wordings: kinds that offer fields of
+// their own have one, all others the other.
+func notSelectable(k *manifests.Kind, field string) error {
+	if selectable[k.StorageKind()] == nil {
+		return apierrors.NewBadRequest(fmt.Sprintf("%q is not a known field selector: only %q, %q", field, "metadata.name", "metadata.namespace"))
+	}
+	return apierrors.NewBadRequest("field label not supported: " + field)
 }
 
 // Everything says whether the matcher selects every record.

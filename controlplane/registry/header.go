@@ -2,7 +2,6 @@ package registry
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -68,6 +67,10 @@ func header(k *manifests.Kind, obj runtime.Object, m metav1.Object) state.Header
 		h.Allocatable = vector(list)
 		h.Claims = cidrClaims(o)
 	case *corev1.Namespace:
+		h.Phase = string(o.Status.Phase)
+	case *corev1.PersistentVolume:
+		h.Phase = string(o.Status.Phase)
+	case *corev1.PersistentVolumeClaim:
 		h.Phase = string(o.Status.Phase)
 	case *corev1.Service:
 		h.Claims = serviceClaims(o)
@@ -151,7 +154,7 @@ func vector(l corev1.ResourceList) []state.Quantity {
 			v = q.MilliValue()
 		}
 		// A larger request fits no node either, and sums must not overflow.
-		v = min(v, math.MaxInt64>>20)
+		v = min(v, state.MaxQuantity)
 		if v != 0 {
 			out = append(out, state.Quantity{Name: string(name), Value: v})
 		}

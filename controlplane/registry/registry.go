@@ -51,8 +51,8 @@ type Config struct {
 	// Default 30000 to 32767.
 	NodePortMin, NodePortMax int32
 
-	// CacheBytes bounds the decoded-object cache, counted in encoded bytes
-	// (a decoded object takes three to five times as much). Default 8 MiB.
+	// CacheBytes bounds the decoded-object cache, estimated from the encoded
+	// bytes. Default 24 MiB.
 	CacheBytes int
 }
 
@@ -92,7 +92,7 @@ func New(cfg Config) (*Registry, error) {
 		return nil, fmt.Errorf("registry: node port range %d-%d is not valid", cfg.NodePortMin, cfg.NodePortMax)
 	}
 	if cfg.CacheBytes == 0 {
-		cfg.CacheBytes = 8 << 20
+		cfg.CacheBytes = 24 << 20
 	}
 	return &Registry{cfg: cfg, codec: NewCodec(cfg.Sealer), cache: newCache(cfg.CacheBytes)}, nil
 }

@@ -370,6 +370,26 @@ func TestServiceAllocation(t *testing.T) {
 		t.Fatal(gone, err)
 	}
 	w.create(svc("again", corev1.ServiceTypeClusterIP, "10.43.0.10", 0))
+	// Who changes the type need not know what the old one needed.
+	for _, typ := range []corev1.ServiceType{corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeExternalName} {
+		out, err := w.Update(ctx, svcGK, "default", "s2", Main, func(o runtime.Object) (runtime.Object, error) {
+			n := o.DeepCopyObject().(*corev1.Service)
+			if n.Spec.Type = typ; typ == corev1.ServiceTypeExternalName {
+				n.Spec.ExternalName = "example.org"
+			}
+			return n, nil
+		}, WriteOptions{})
+		if err != nil {
+			t.Fatalf("to %s: %v", typ, err)
+		}
+		s := as[*corev1.Service](t, out, nil)
+		if open := typ == corev1.ServiceTypeLoadBalancer || typ == corev1.ServiceTypeNodePort; open != (s.Spec.ExternalTrafficPolicy != "") {
+			t.Errorf("%s: externalTrafficPolicy %q", typ, s.Spec.ExternalTrafficPolicy)
+		}
+		if is := typ == corev1.ServiceTypeLoadBalancer; is != (s.Spec.AllocateLoadBalancerNodePorts != nil) {
+			t.Errorf("%s: allocateLoadBalancerNodePorts %v", typ, s.Spec.AllocateLoadBalancerNodePorts)
+		}
+	}
 }
 
 func TestEventsAreSoftAndHaveTwoNames(t *testing.T) {

@@ -65,6 +65,30 @@ func keepAllocated(s, old *corev1.Service) {
 	case needsHealthPort(old) && !needsHealthPort(s) && s.Spec.HealthCheckNodePort == old.Spec.HealthCheckNodePort:
 		s.Spec.HealthCheckNodePort = 0
 	}
+	dropForType(s, old)
+}
+
+// dropForType takes away what the old type needed, the new one may not have,
+// and the client left as it was: a change of type need name the type only.
+func dropForType(s, old *corev1.Service) {
+	if externallyAccessible(old) && !externallyAccessible(s) && s.Spec.ExternalTrafficPolicy == old.Spec.ExternalTrafficPolicy {
+		s.Spec.ExternalTrafficPolicy = ""
+	}
+	if old.Spec.Type != corev1.ServiceTypeLoadBalancer || s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		return
+	}
+	if a, b := s.Spec.AllocateLoadBalancerNodePorts, old.Spec.AllocateLoadBalancerNodePorts; a != nil && b != nil && *a == *b {
+		s.Spec.AllocateLoadBalancerNodePorts = nil
+	}
+	if a, b := s.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass; a != nil && b != nil && *a == *b {
+		s.Spec.LoadBalancerClass = nil
+	}
+}
+
+// externallyAccessible: it has an external traffic policy.
+func externallyAccessible(s *corev1.Service) bool {
+	t := s.Spec.Type
+	return t == corev1.ServiceTypeLoadBalancer || t == corev1.ServiceTypeNodePort || (t == corev1.ServiceTypeClusterIP && len(s.Spec.ExternalIPs) > 0)
 }
 
 func keepNodePorts(s, old *corev1.Service) {

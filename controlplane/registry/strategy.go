@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -39,6 +40,7 @@ func (r *Registry) prepareCreate(k *manifests.Kind, obj runtime.Object, m metav1
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		o.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: manifests.QOSClass(o)}
+		manifests.ApplyLabelKeys(o)
 	case *corev1.Namespace:
 		o.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
 		if !slices.Contains(o.Spec.Finalizers, corev1.FinalizerKubernetes) {
@@ -47,6 +49,11 @@ func (r *Registry) prepareCreate(k *manifests.Kind, obj runtime.Object, m metav1
 		labelNamespace(o)
 	case *corev1.Service:
 		o.Status = corev1.ServiceStatus{}
+	case *corev1.PersistentVolume:
+		now := r.now()
+		o.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending, LastPhaseTransitionTime: &now}
+	case *batchv1.Job:
+		manifests.GenerateJobSelector(o)
 	}
 	return nil
 }
@@ -103,6 +110,9 @@ func prepareUpdate(k *manifests.Kind, sub Subresource, obj, old runtime.Object) 
 		out.ManagedFields = p.ManagedFields
 		return out, nil
 	}
+	// What is taken over below is written to by defaults and admission, and
+	// others read the old object meanwhile.
+	old = old.DeepCopyObject()
 	m.SetName(om.GetName())
 	m.SetNamespace(om.GetNamespace())
 	m.SetUID(om.GetUID())
@@ -142,7 +152,7 @@ func clearStatus(obj runtime.Object) {
 }
 
 // copyField copies one top-level field, by reference: both sides are private
-// to the request or read-only.
+// to the request.
 func copyField(to, from runtime.Object, name string) {
 	t, f := reflect.ValueOf(to).Elem().FieldByName(name), reflect.ValueOf(from).Elem().FieldByName(name)
 	if t.IsValid() && f.IsValid() && t.Type() == f.Type() {

@@ -1,14 +1,18 @@
 package scheduler
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/scheduler/plan"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -17,6 +21,7 @@ import (
 var (
 	podGK          = schema.GroupKind{Kind: "Pod"}
 	nodeGK         = schema.GroupKind{Kind: "Node"}
+	namespaceGK    = schema.GroupKind{Kind: "Namespace"}
 	runtimeClassGK = schema.GroupKind{Group: nodev1.GroupName, Kind: "RuntimeClass"}
 )
 
@@ -26,37 +31,82 @@ const placementAnnotation = "dunlin.dev/placement"
 // class is what the scheduler reads of a pod's spec and annotations. Pods of
 // one template share it.
 type class struct {
-	shape     *plan.Shape
-	spread    bool
-	priority  int32
-	scheduler string
+	shape    *plan.Shape
+	terms    *plan.Terms // nil: none
+	spread   bool
+	priority int32
+	never    bool     // preemptionPolicy Never
+	profile  *Profile // nil: another scheduler's
+	// Of pods that mount claims only; such a class is one pod's alone. pending
+	// claims get their node with the pod; first: some volume must be bound
+	// before the pod is.
+	claims  []claimKey
+	pending []pendingClaim
+	first   bool
+	base    *class
+	text    string
+	images  []string // one entry a container, as plan.ImageName tells them
 }
 
 // classes finds a pod's class, decoding each distinct pair of bodies once:
 // the state machine interns bodies, so the pods of a template share them.
 // Bounded: forgotten as a whole when full.
 type classes struct {
-	store  registry.Store
-	bodies map[bodies]*class
-	shapes map[string]*plan.Shape // by canonical text
+	store registry.Store
+	// profiles by name; defaults: one of them has default constraints.
+	profiles map[string]*Profile
+	defaults bool
+	bodies   map[bodies]*class
+	shapes   map[string]*plan.Shape // by canonical text
+	terms    map[string]*plan.Terms // by their ID
 	// conditioned says which status bodies hold a PodScheduled condition. New
 	// pods share one.
 	conditioned map[*state.Body]bool
 }
 
-type bodies struct{ spec, meta *state.Body }
+type bodies struct {
+	spec, meta *state.Body
+	namespace  string // only where the spec has terms, which are relative to it
+	owner      string // only where a profile's default constraints are its pods'
+}
+
+// Names in a pod's encoded spec that its terms cannot be without.
+var (
+	affinityMark = [][]byte{[]byte("podAffinity"), []byte("podAntiAffinity")}
+	spreadMark   = []byte("topologySpreadConstraints")
+)
+
+// holds says whether the pod can have terms that concern others.
+func holds(r *state.Record) bool {
+	return r.Spec != nil && (bytes.Contains(r.Spec.Data, affinityMark[0]) || bytes.Contains(r.Spec.Data, affinityMark[1]))
+}
+
+func (c *classes) key(r *state.Record) bodies {
+	k := bodies{spec: r.Spec, meta: r.Meta}
+	if holds(r) || r.Spec != nil && bytes.Contains(r.Spec.Data, spreadMark) {
+		k.namespace = r.Header.Key.Namespace
+	}
+	if o, ok := loop.ControllerOf(r); ok && c.defaults {
+		k.namespace, k.owner = r.Header.Key.Namespace, o.UID
+	}
+	return k
+}
 
 const maxClasses = 4096
 
-func newClasses(store registry.Store) *classes {
-	c := &classes{store: store}
+func newClasses(store registry.Store, profiles []*Profile) *classes {
+	c := &classes{store: store, profiles: map[string]*Profile{}}
+	for _, p := range profiles {
+		c.profiles[p.SchedulerName] = p
+		c.defaults = c.defaults || len(p.DefaultConstraints) > 0
+	}
 	c.clear()
 	return c
 }
 
 // clear forgets everything, for when a RuntimeClass changed.
 func (c *classes) clear() {
-	c.bodies, c.shapes = map[bodies]*class{}, map[string]*plan.Shape{}
+	c.bodies, c.shapes, c.terms = map[bodies]*class{}, map[string]*plan.Shape{}, map[string]*plan.Terms{}
 	c.conditioned = map[*state.Body]bool{}
 }
 
@@ -85,7 +135,7 @@ func (c *classes) scheduledCondition(r *state.Record) bool {
 }
 
 func (c *classes) of(r *state.Record) (*class, error) {
-	key := bodies{r.Spec, r.Meta}
+	key := c.key(r)
 	if k, ok := c.bodies[key]; ok {
 		return k, nil
 	}
@@ -97,7 +147,7 @@ func (c *classes) of(r *state.Record) (*class, error) {
 	if !ok {
 		return nil, fmt.Errorf("pod %s is a %T", r.Header.Key.Name, obj)
 	}
-	k, err := c.build(pod)
+	k, err := c.build(pod, r)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +158,7 @@ func (c *classes) of(r *state.Record) (*class, error) {
 	return k, nil
 }
 
-func (c *classes) build(pod *corev1.Pod) (*class, error) {
+func (c *classes) build(pod *corev1.Pod, r *state.Record) (*class, error) {
 	s := &plan.Shape{Selector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
 	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
 		s.Required = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
@@ -128,11 +178,54 @@ func (c *classes) build(pod *corev1.Pod) (*class, error) {
 	} else {
 		c.shapes[string(text)] = s
 	}
-	k := &class{shape: s, spread: pod.Annotations[placementAnnotation] == "spread", scheduler: pod.Spec.SchedulerName}
+	profile := c.profiles[cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)]
+	terms, err := c.termsOf(pod, r, profile)
+	if err != nil {
+		return nil, err
+	}
+	k := &class{shape: s, terms: terms, spread: pod.Annotations[placementAnnotation] == "spread", profile: profile, images: imagesOf(pod)}
 	if pod.Spec.Priority != nil {
 		k.priority = *pod.Spec.Priority
 	}
+	if p := pod.Spec.PreemptionPolicy; p != nil {
+		k.never = *p == corev1.PreemptNever
+	}
 	return k, nil
+}
+
+// imagesOf lists what the image locality score counts, as upstream's: every
+// container's image and every image volume's.
+func imagesOf(pod *corev1.Pod) (out []string) {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			out = append(out, plan.ImageName(list[i].Image))
+		}
+	}
+	for i := range pod.Spec.Volumes {
+		if v := pod.Spec.Volumes[i].Image; v != nil {
+			out = append(out, plan.ImageName(v.Reference))
+		}
+	}
+	return out
+}
+
+// termsOf reads the pod's terms, and the profile's default constraints where
+// it has none.
+func (c *classes) termsOf(pod *corev1.Pod, r *state.Record, profile *Profile) (*plan.Terms, error) {
+	var defaults []corev1.TopologySpreadConstraint
+	var like labels.Selector
+	if profile != nil && len(profile.DefaultConstraints) > 0 && len(pod.Spec.TopologySpreadConstraints) == 0 {
+		defaults, like = profile.DefaultConstraints, c.likeOf(r)
+	}
+	terms, err := plan.TermsOf(pod, defaults, like)
+	if err != nil || terms == nil {
+		return nil, err
+	}
+	if known, ok := c.terms[terms.ID]; ok {
+		return known, nil
+	}
+	c.terms[terms.ID] = terms
+	return terms, nil
 }
 
 // addRuntime adds the RuntimeClass's demands: its handler and its scheduling

@@ -7,6 +7,10 @@
 // others of the batch (one Raft entry, each binding checked by itself), then
 // confirmed, or forgotten and queued again when it lost a race.
 //
-// Owned fields: a pod's node (through Store.Bind) and its PodScheduled
-// condition while it has none.
+// Pods that fit nowhere may preempt less important ones (preempt.go): a node
+// is nominated, its victims are deleted with their grace periods, and the room
+// is held for the pod meanwhile (ghosts.go).
+//
+// Owned fields: a pod's node (through Store.Bind), and while it has none its
+// PodScheduled condition and status.nominatedNodeName.
 package scheduler

@@ -22,7 +22,7 @@ import (
 // reasons stay the same.
 const refreshFigures = time.Minute
 
-// writers bounds the status writes in flight.
+// writers bounds the status writes in flight, unless Config.Writers does.
 const writers = 64
 
 // explain parks the pods that fit nowhere and says why: in the condition
@@ -30,18 +30,19 @@ const writers = 64
 func (s *Scheduler) explain(ctx context.Context, pods []*waitingPod) {
 	now := time.Now()
 	var g errgroup.Group
-	g.SetLimit(writers)
+	g.SetLimit(s.cfg.Writers)
 	for _, p := range pods {
 		s.queue.park(p, now)
 		h := &p.rec.Header
 		message := p.why.Message
 		s.cfg.Events.Event(podRef(h), events.Warning, "FailedScheduling", message)
-		if !p.written.IsZero() && now.Sub(p.written) < refreshFigures && s.saysSame(p, message) {
+		if !p.renominated && !p.written.IsZero() && now.Sub(p.written) < refreshFigures && s.saysSame(p, message) {
 			continue
 		}
-		p.written = now
+		p.written, p.renominated = now, false
+		node := p.nominated
 		g.Go(func() error {
-			if err := s.writeCondition(ctx, h, corev1.PodReasonUnschedulable, message); err != nil && ctx.Err() == nil {
+			if err := s.setScheduled(ctx, h, unschedulable(corev1.PodReasonUnschedulable, message), &node); err != nil && ctx.Err() == nil {
 				s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
 			}
 			return nil
@@ -77,7 +78,7 @@ func (s *Scheduler) markGated(ctx context.Context) {
 	list := s.gated
 	s.gated = nil
 	for _, r := range list {
-		err := s.writeCondition(ctx, &r.Header, corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates")
+		err := s.setScheduled(ctx, &r.Header, unschedulable(corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates"), nil)
 		if err != nil && ctx.Err() == nil {
 			s.cfg.Log.Debug("condition not written", "pod", r.Header.Key.Namespace+"/"+r.Header.Key.Name, "error", err)
 		}
@@ -89,11 +90,11 @@ func (s *Scheduler) markGated(ctx context.Context) {
 // write a pod less.
 func (s *Scheduler) markScheduled(ctx context.Context, pods []*waitingPod) {
 	var g errgroup.Group
-	g.SetLimit(writers)
+	g.SetLimit(s.cfg.Writers)
 	for _, p := range pods {
 		g.Go(func() error {
 			h := &p.rec.Header
-			if err := s.setScheduled(ctx, h, corev1.PodCondition{Status: corev1.ConditionTrue}); err != nil && ctx.Err() == nil {
+			if err := s.setScheduled(ctx, h, corev1.PodCondition{Status: corev1.ConditionTrue}, new(string)); err != nil && ctx.Err() == nil {
 				s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
 			}
 			return nil
@@ -102,18 +103,21 @@ func (s *Scheduler) markScheduled(ctx context.Context, pods []*waitingPod) {
 	_ = g.Wait() // never fails
 }
 
-// writeCondition sets PodScheduled=False; a condition that says it already
-// is not written again.
-func (s *Scheduler) writeCondition(ctx context.Context, h *state.Header, reason, message string) error {
-	return s.setScheduled(ctx, h, corev1.PodCondition{Status: corev1.ConditionFalse, Reason: reason, Message: message})
+func unschedulable(reason, message string) corev1.PodCondition {
+	return corev1.PodCondition{Status: corev1.ConditionFalse, Reason: reason, Message: message}
 }
 
-func (s *Scheduler) setScheduled(ctx context.Context, h *state.Header, want corev1.PodCondition) error {
+// setScheduled writes the condition PodScheduled, and the nominated node
+// unless it is nil. What says it already is not written again.
+func (s *Scheduler) setScheduled(ctx context.Context, h *state.Header, want corev1.PodCondition, nominated *string) error {
 	want.Type, want.LastTransitionTime = corev1.PodScheduled, metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
 	_, err := s.cfg.Store.Update(ctx, podGK, h.Key.Namespace, h.Key.Name, registry.Status, func(cur runtime.Object) (runtime.Object, error) {
 		pod, ok := cur.(*corev1.Pod)
 		if !ok || string(pod.UID) != h.UID || (pod.Spec.NodeName != "") != (want.Status == corev1.ConditionTrue) {
 			return nil, errNotOurs
+		}
+		if nominated != nil {
+			pod.Status.NominatedNodeName = *nominated
 		}
 		for i := range pod.Status.Conditions {
 			c := &pod.Status.Conditions[i]

@@ -32,7 +32,14 @@ type waitingPod struct {
 	parkedAt time.Time
 	// why it was last unschedulable.
 	why     plan.Explanation
+	group   *podGroup // in which it was decided last
 	written time.Time
+	// nominated is the node whose room it waits for; renominated says that
+	// the API does not know it yet.
+	nominated   string
+	renominated bool
+	// again: something failed that another try may do.
+	again bool
 }
 
 // queue orders waiting pods: by priority, then by age. Not safe for
@@ -42,8 +49,11 @@ type queue struct {
 	active  podHeap
 	backoff podHeap
 	parked  map[string]*waitingPod
-	seq     uint64
-	rand    func() float64
+	sets    map[groupID]*parkedSet // of parked
+	// stale: what parked pods say of the nodes is out of date.
+	stale bool
+	seq   uint64
+	rand  func() float64
 }
 
 // Back-off of a pod that was decided in vain, and the longest a pod stays
@@ -56,7 +66,7 @@ const (
 
 func newQueue(rand func() float64) *queue {
 	return &queue{
-		pods: map[string]*waitingPod{}, parked: map[string]*waitingPod{}, rand: rand,
+		pods: map[string]*waitingPod{}, parked: map[string]*waitingPod{}, sets: map[groupID]*parkedSet{}, rand: rand,
 		active: podHeap{less: byPriority}, backoff: podHeap{less: byDue},
 	}
 }
@@ -105,10 +115,19 @@ func (q *queue) put(rec *state.Record, c *class) {
 	}
 }
 
-func (q *queue) remove(uid string) {
-	if p, ok := q.pods[uid]; ok {
-		q.leave(p)
-		delete(q.pods, uid)
+// remove forgets a pod. If it was woken for some room, another of its kind is
+// woken instead, unless it got it.
+func (q *queue) remove(uid string, placed bool) {
+	p, ok := q.pods[uid]
+	if !ok {
+		return
+	}
+	q.leave(p)
+	delete(q.pods, uid)
+	if p.group != nil && p.where == inBackoff && !placed {
+		if s := q.sets[p.group.id]; s != nil {
+			q.wakeSome(s, 1)
+		}
 	}
 }
 
@@ -129,6 +148,7 @@ func (q *queue) leave(p *waitingPod) {
 		heap.Remove(&q.backoff, p.index)
 	case inParked:
 		delete(q.parked, p.rec.Header.UID)
+		q.part(p)
 	}
 }
 
@@ -141,6 +161,7 @@ func (q *queue) enter(p *waitingPod, w where) {
 		heap.Push(&q.backoff, p)
 	case inParked:
 		q.parked[p.rec.Header.UID] = p
+		q.join(p)
 	}
 }
 
@@ -174,6 +195,10 @@ func (q *queue) park(p *waitingPod, now time.Time) {
 	p.attempts++
 	p.parkedAt, p.due = now, now.Add(q.delay(p.attempts))
 	q.to(p, inParked)
+	if p.again {
+		p.again = false
+		q.to(p, inBackoff)
+	}
 }
 
 func (q *queue) delay(attempts int) time.Duration {
@@ -185,16 +210,10 @@ func (q *queue) delay(attempts int) time.Duration {
 	return d
 }
 
-// hint wakes the parked pods that a change could help, not before their
-// back-off ends.
-func (q *queue) hint(c plan.Change) {
-	if !c.Static && !c.More {
-		return
-	}
-	for _, p := range q.parked {
-		if (c.Static && p.why.Static) || (c.More && p.why.Capacity) {
-			q.to(p, inBackoff)
-		}
+// wake lets a parked pod try again at once.
+func (q *queue) wake(p *waitingPod) {
+	if p.where == inParked || p.where == inBackoff {
+		q.to(p, inActive)
 	}
 }
 
@@ -209,16 +228,6 @@ func (q *queue) promote(now time.Time) time.Duration {
 		q.to(p, inActive)
 	}
 	return -1
-}
-
-// flush wakes pods that were parked for long: no hint is the only reason for
-// which a pod waits for ever.
-func (q *queue) flush(now time.Time) {
-	for _, p := range q.parked {
-		if now.Sub(p.parkedAt) >= parkedMax {
-			q.to(p, inBackoff)
-		}
-	}
 }
 
 func (q *queue) counts() map[where]int {

@@ -1,26 +1,27 @@
 package scheduler
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dunlin-project/dunlin/controlplane/events"
-	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/scheduler/plan"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/internal/clock"
 )
 
-// flushEvery is how often long-parked pods are looked for.
-const flushEvery = time.Minute
+// flushEvery is how often long-parked pods are looked for, and how long what is
+// said of a pod's chances may be out of date: a user who looks in between
+// mends the wrong thing.
+const flushEvery = 15 * time.Second
 
 // Scheduler places pods for one term. Not safe for concurrent use: Run owns
 // it.
@@ -33,6 +34,17 @@ type Scheduler struct {
 	after   uint64 // events up to here are in
 	// gated pods whose condition is to be looked at.
 	gated []*state.Record
+	// ghosts are pods that wait for the room of their nominated node.
+	ghosts *ghosts
+	// budgetList is read once a step, when a preemption needs it.
+	budgetList  []*plan.Budget
+	budgetsRead bool
+	// freed are nodes on which room was given back since parked pods were
+	// last told.
+	freed  []string
+	claims *claims
+	// claimed are the classes of waiting pods that mount claims, by uid.
+	claimed map[string]*class
 }
 
 // New makes a Scheduler for one term.
@@ -40,8 +52,11 @@ func New(cfg Config) *Scheduler {
 	if cfg.Batch <= 0 {
 		cfg.Batch = 1024
 	}
-	if cfg.Name == "" {
-		cfg.Name = corev1.DefaultSchedulerName
+	if cfg.Writers <= 0 {
+		cfg.Writers = writers
+	}
+	if len(cfg.Profiles) == 0 {
+		cfg.Profiles = []*Profile{defaultProfile()}
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.System
@@ -52,8 +67,9 @@ func New(cfg Config) *Scheduler {
 	if cfg.Events == nil {
 		cfg.Events = events.Discard
 	}
-	s := &Scheduler{cfg: cfg, reader: cfg.Store.Reader(podGK), classes: newClasses(cfg.Store), queue: newQueue(cfg.Rand)}
-	s.cache = newCache()
+	s := &Scheduler{cfg: cfg, reader: cfg.Store.Reader(podGK), classes: newClasses(cfg.Store, cfg.Profiles), queue: newQueue(cfg.Rand)}
+	s.cache, s.claims, s.claimed = newCache(), newClaims(), map[string]*class{}
+	s.ghosts = newGhosts(s.cache.nodes)
 	return s
 }
 
@@ -99,7 +115,8 @@ func (s *Scheduler) carry(ctx context.Context, to chan<- []state.Event) error {
 		relevant := batch[:0:0]
 		for _, ev := range batch {
 			switch ev.Record.Header.Key.Kind {
-			case podGK.String(), nodeGK.String(), runtimeClassGK.String():
+			case podGK.String(), nodeGK.String(), runtimeClassGK.String(), namespaceGK.String(),
+				claimGK.String(), volumeGK.String(), storageClassGK.String():
 				relevant = append(relevant, ev)
 			}
 		}
@@ -180,15 +197,34 @@ func (s *Scheduler) gauge() {
 // keep their back-off.
 func (s *Scheduler) resync() {
 	snap := s.reader.Snapshot()
-	s.cache = newCache()
+	s.cache, s.claims = newCache(), newClaims()
+	s.ghosts = newGhosts(s.cache.nodes)
 	old := s.queue
 	s.queue = newQueue(s.cfg.Rand)
 	s.queue.seq = old.seq
+	snap.Range(volumeGK.String(), "", state.Key{}, func(r *state.Record) bool {
+		s.claims.setVolume(r.Header.Key.Name, s.volumeOf(&state.Event{Type: state.Added, Record: r}))
+		return true
+	})
 	snap.Range(nodeGK.String(), "", state.Key{}, func(r *state.Record) bool {
 		s.setNode(r)
 		return true
 	})
+	snap.Range(namespaceGK.String(), "", state.Key{}, func(r *state.Record) bool {
+		s.cache.nodes.SetNamespace(r.Header.Key.Name, spaceLabels(r))
+		return true
+	})
+	// The placed ones first: who waits may wait for their claims.
 	snap.Range(podGK.String(), "", state.Key{}, func(r *state.Record) bool {
+		if r.Header.NodeName != "" {
+			s.setPod(r)
+		}
+		return true
+	})
+	snap.Range(podGK.String(), "", state.Key{}, func(r *state.Record) bool {
+		if r.Header.NodeName != "" {
+			return true
+		}
 		s.setPod(r)
 		if was, ok := old.pods[r.Header.UID]; ok {
 			if p, ok := s.queue.pods[r.Header.UID]; ok {
@@ -197,6 +233,7 @@ func (s *Scheduler) resync() {
 		}
 		return true
 	})
+	maps.DeleteFunc(s.claimed, func(uid string, _ *class) bool { return s.queue.pods[uid] == nil })
 	s.after = snap.ResourceVersion()
 }
 
@@ -206,10 +243,13 @@ func (s *Scheduler) takeIn(batch []state.Event) {
 		switch r.Header.Key.Kind {
 		case nodeGK.String():
 			if ev.Type == state.Deleted {
+				s.ghosts.release(r.Header.Key.Name)
 				s.cache.removeNode(r.Header.Key.Name)
+				s.queue.stale = true
+				s.renominate(r.Header.Key.Name)
 				continue
 			}
-			s.queue.hint(s.setNode(r))
+			s.nodeChanged(r.Header.Key.Name, s.setNode(r))
 		case podGK.String():
 			if ev.Type == state.Deleted {
 				s.dropPod(r)
@@ -218,22 +258,58 @@ func (s *Scheduler) takeIn(batch []state.Event) {
 			s.setPod(r)
 		case runtimeClassGK.String():
 			s.runtimesChanged()
+		case claimGK.String(), volumeGK.String(), storageClassGK.String():
+			s.claimChanged(&ev)
+		case namespaceGK.String():
+			labels := spaceLabels(r)
+			if ev.Type == state.Deleted {
+				labels = nil
+			}
+			if s.cache.nodes.SetNamespace(r.Header.Key.Name, labels) {
+				s.spacesChanged()
+			}
 		}
 	}
 }
 
 func (s *Scheduler) setNode(r *state.Record) plan.Change {
-	c, err := s.cache.setNode(s.cfg.Store, r)
+	if slot, known := s.cache.nodes.Slot(r.Header.Key.Name); !known || s.cache.nodes.At(slot).UID != r.Header.UID {
+		s.ghosts.release(r.Header.Key.Name)
+	}
+	c, err := s.cache.setNode(s.cfg.Store, r, s.claims.room(r.Header.Key.Name, r.Header.Allocatable))
 	if err != nil {
 		s.cfg.Log.Error("node left out of scheduling", "node", r.Header.Key.Name, "error", err)
 	}
 	return c
 }
 
+// renominate wakes the pods that wait for the room of a node that is not
+// what it was.
+func (s *Scheduler) renominate(node string) {
+	for uid, x := range s.ghosts.byUID {
+		if p := s.queue.pods[uid]; p != nil && x.node == node {
+			s.queue.wake(p)
+		}
+	}
+}
+
+// leave takes a pod that no longer waits off the queue.
+func (s *Scheduler) leave(uid string, placed bool) {
+	s.queue.remove(uid, placed)
+	delete(s.claimed, uid)
+	if x := s.ghosts.byUID[uid]; x != nil {
+		s.ghosts.remove(uid)
+		s.roomOn(x.node)
+	}
+}
+
 func (s *Scheduler) dropPod(r *state.Record) {
-	s.queue.remove(r.Header.UID)
+	s.leave(r.Header.UID, false)
+	s.reclass(s.claims.forget(r.Header.UID)...)
+	p := s.cache.placed[r.Header.UID]
 	if s.cache.drop(r.Header.UID) {
-		s.queue.hint(plan.Change{More: true})
+		s.roomOn(p.node)
+		s.podMoved(&p.Pod, false)
 	}
 }
 
@@ -244,37 +320,79 @@ func (s *Scheduler) setPod(r *state.Record) {
 	case terminal(h):
 		s.dropPod(r)
 	case h.NodeName != "":
-		s.queue.remove(h.UID)
-		if s.cache.put(h.UID, placed{h.NodeName, h.Requests, h.HostPorts}) {
-			s.queue.hint(plan.Change{More: true})
-		}
+		s.leave(h.UID, true)
+		s.place(r)
 	case h.Deleted != 0:
-		s.queue.remove(h.UID)
+		s.leave(h.UID, false)
+		s.claims.forget(h.UID)
 	default:
 		if _, assumed := s.cache.placed[h.UID]; assumed {
 			return // an event from before our binding
 		}
-		c, err := s.classes.of(r)
+		c, err := s.classOf(r)
 		if err != nil {
 			s.cfg.Log.Error("pod left out of scheduling", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
 			return
 		}
-		if c.scheduler != "" && c.scheduler != s.cfg.Name {
-			s.queue.remove(h.UID)
+		if c.profile == nil { // another scheduler's
+			s.leave(h.UID, false)
 			return
 		}
 		s.queue.put(r, c)
+		if len(c.claims) > 0 {
+			s.claims.wait(h.UID, c.claims)
+		}
+		s.observe(s.queue.pods[h.UID])
 		if h.Gated {
 			s.gated = append(s.gated, r)
 		}
 	}
 }
 
+// place takes in a pod that has a node.
+func (s *Scheduler) place(r *state.Record) {
+	old := s.cache.placed[r.Header.UID]
+	p := newPlaced(&r.Header, r.Header.NodeName)
+	p.Fixed = r.Meta != nil && bytes.Contains(r.Meta.Data, []byte(corev1.MirrorPodAnnotationKey))
+	if holds(r) {
+		c, err := s.classes.of(r)
+		if err != nil { // it takes room all the same
+			s.cfg.Log.Error("a placed pod's affinity is left out", "pod", r.Header.Key.Namespace+"/"+r.Header.Key.Name, "error", err)
+		} else {
+			p.Terms = c.terms.Others()
+		}
+	}
+	if mountsClaims(r) {
+		s.useClaims(r)
+	}
+	if !s.cache.put(p) || len(s.queue.sets) == 0 {
+		return
+	}
+	if old != nil {
+		s.roomOn(old.node)
+		s.podMoved(&old.Pod, false)
+	}
+	s.podMoved(&p.Pod, true)
+}
+
+func newPlaced(h *state.Header, node string) *placed {
+	return &placed{node: node, Pod: plan.Pod{UID: h.UID, Namespace: h.Key.Namespace, Name: h.Key.Name, Labels: h.Labels, Requests: h.Requests,
+		HostPorts: h.HostPorts, Terminating: h.Deleted != 0}}
+}
+
+// spaceLabels are a namespace's labels, never nil.
+func spaceLabels(r *state.Record) map[string]string {
+	if r.Header.Labels == nil {
+		return map[string]string{}
+	}
+	return r.Header.Labels
+}
+
 // runtimesChanged judges all waiting pods anew.
 func (s *Scheduler) runtimesChanged() {
 	s.classes.clear()
 	for _, p := range s.queue.pods {
-		if c, err := s.classes.of(p.rec); err == nil {
+		if c, err := s.classOf(p.rec); err == nil {
 			s.queue.put(p.rec, c)
 		}
 	}
@@ -291,103 +409,4 @@ func (s *Scheduler) Settle(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// Step decides one batch and binds it.
-func (s *Scheduler) Step(ctx context.Context) error {
-	start := time.Now()
-	taken := s.queue.take(s.cfg.Batch)
-	var binds []registry.PodBinding
-	var bound []*waitingPod
-	var failed []*waitingPod
-	for _, group := range s.group(taken) {
-		slots := plan.Place(s.cache.nodes, &group.Group)
-		for i, slot := range slots {
-			p := group.pods[i]
-			node := s.cache.nodes.At(slot)
-			h := &p.rec.Header
-			binds = append(binds, registry.PodBinding{Namespace: h.Key.Namespace, Name: h.Key.Name, PodUID: types.UID(h.UID),
-				Node: node.Name, NodeUID: types.UID(node.UID)})
-			bound = append(bound, p)
-			s.cache.put(h.UID, placed{node.Name, h.Requests, h.HostPorts}) // assume
-		}
-		if rest := group.pods[len(slots):]; len(rest) > 0 {
-			why := plan.Explain(s.cache.nodes, &group.Group)
-			for _, p := range rest {
-				p.why = why
-			}
-			failed = append(failed, rest...)
-		}
-	}
-	decided := time.Since(start)
-	start = time.Now()
-	conflicts, err := s.bind(ctx, binds, bound)
-	if err != nil {
-		return err
-	}
-	s.cfg.Metrics.observe(decided, time.Since(start), len(binds)-conflicts, conflicts, len(failed))
-	s.explain(ctx, failed)
-	return ctx.Err()
-}
-
-// bind commits the assumed placements. Lost races are forgotten and queued
-// again.
-func (s *Scheduler) bind(ctx context.Context, binds []registry.PodBinding, pods []*waitingPod) (conflicts int, err error) {
-	if len(binds) == 0 {
-		return 0, nil
-	}
-	results, err := s.cfg.Store.Bind(ctx, binds, s.cfg.Term)
-	if err != nil || len(results) != len(binds) {
-		if ctx.Err() != nil {
-			return 0, ctx.Err()
-		}
-		s.cfg.Log.Warn("bindings not committed, reading again", "pods", len(binds), "error", err)
-		return 0, errors.Join(errUnsure, sleep(ctx, time.Duration((0.5+s.random())*float64(200*time.Millisecond))))
-	}
-	now := time.Now()
-	var told []*waitingPod
-	for i, p := range pods {
-		h := &p.rec.Header
-		if results[i] == nil {
-			s.queue.remove(h.UID)
-			if !p.written.IsZero() || s.classes.scheduledCondition(p.rec) {
-				told = append(told, p)
-			}
-			s.cfg.Events.Event(podRef(h), events.Normal, "Scheduled",
-				"Successfully assigned "+h.Key.Namespace+"/"+h.Key.Name+" to "+binds[i].Node)
-			continue
-		}
-		conflicts++
-		s.cache.drop(h.UID)
-		if apierrors.IsNotFound(results[i]) {
-			s.queue.remove(h.UID)
-			continue
-		}
-		s.cfg.Log.Debug("binding lost a race", "pod", h.Key.Namespace+"/"+h.Key.Name, "node", binds[i].Node, "error", results[i])
-		s.queue.retry(p, now)
-	}
-	s.markScheduled(ctx, told)
-	return conflicts, nil
-}
-
-func (s *Scheduler) random() float64 {
-	if s.cfg.Rand == nil {
-		return 0.5
-	}
-	return s.cfg.Rand()
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
-}
-
-func podRef(h *state.Header) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: h.Key.Namespace, Name: h.Key.Name, UID: types.UID(h.UID)}
 }

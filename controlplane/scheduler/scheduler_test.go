@@ -179,6 +179,24 @@ func gpu(p *corev1.Pod, n string) {
 	p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: q, Limits: q}
 }
 
+// TestAbsurdRequestsAreShownAsTheyAre: headers cap what would overflow sums;
+// what people read is not capped.
+func TestAbsurdRequestsAreShownAsTheyAre(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n", func(n *corev1.Node) { n.Status.Allocatable["memory"] = resource.MustParse("210Mi") })
+	w.Create(pod("nine", requests("100m", "9Ti")))
+	w.Create(pod("ten", requests("100m", "10Ti")))
+	w.Create(pod("exact", requests("100m", "8Ti")))
+	s := newScheduler(w)
+	settle(t, s)
+	for name, figure := range map[string]string{"nine": "9Ti", "ten": "10Ti", "exact": "8Ti"} {
+		want := "0/1 nodes are available: 1 Insufficient memory (needs " + figure + ", most free 210Mi)."
+		if c := scheduled(w, name); c.Message != want {
+			t.Errorf("%s: %q, want %q", name, c.Message, want)
+		}
+	}
+}
+
 func TestPriorityGoesFirst(t *testing.T) {
 	w := fixture.New(t)
 	w.AddNode("n", func(n *corev1.Node) { n.Status.Allocatable["pods"] = resource.MustParse("1") })
@@ -252,5 +270,29 @@ func TestLostRaceIsForgottenAndQueuedAgain(t *testing.T) {
 	}
 	if n := s.queue.counts(); n[inBackoff] != 1 {
 		t.Fatalf("queue %v", n)
+	}
+}
+
+// A large image, or module, draws its pod to where it is; pods that differ in
+// nothing but images that are somewhere are placed apart.
+func TestGoesWhereItsImageIs(t *testing.T) {
+	w := fixture.New(t)
+	has := func(name string) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.Images = []corev1.ContainerImage{{Names: []string{name}, SizeBytes: 3000 << 20}}
+		}
+	}
+	w.AddNode("a")
+	w.AddNode("b", has("docker.io/team/app:1"))
+	w.AddNode("c", has("docker.io/library/model.wasm:latest"))
+	image := func(image string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Containers[0].Image = image }
+	}
+	w.Create(pod("app", image("team/app:1")))
+	w.Create(pod("module", image("model.wasm")))
+	w.Create(pod("other", image("elsewhere:2")))
+	settle(t, newScheduler(w))
+	if app, module, other := nodeOf(w, "app"), nodeOf(w, "module"), nodeOf(w, "other"); app != "b" || module != "c" || other == "" {
+		t.Fatalf("app on %s, module on %s, other on %s", app, module, other)
 	}
 }

@@ -75,7 +75,7 @@ func normal(r *Record) (Result, bool) {
 		h.Version = HeaderVersion
 	}
 	for _, q := range h.Requests {
-		if q.Value < 0 || q.Value > maxQuantity {
+		if q.Value < 0 || q.Value > MaxQuantity {
 			return invalid("request of %s out of range: %d", q.Name, q.Value), false
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/fxamacker/cbor/v2"
+
+	"github.com/dunlin-project/dunlin/internal/feature"
 )
 
 // EntryVersion is the newest layout of a Raft entry this binary writes.
@@ -146,6 +148,9 @@ func known(o *Op) error {
 	if o.Type > opLast {
 		return fmt.Errorf("%w (type %d)", ErrUnknownOp, o.Type)
 	}
+	if l := o.Level(); l > feature.Level {
+		return fmt.Errorf("%w: %w", ErrUnknownOp, feature.Behind(l))
+	}
 	if o.Record == nil {
 		return nil
 	}
@@ -185,4 +190,45 @@ func DecodeRecord(b []byte) (*Record, error) {
 		return nil, fmt.Errorf("%w: record without kind, name or uid", ErrMalformed)
 	}
 	return r, nil
+}
+
+// wireResult is a Result as it travels between servers.
+type wireResult struct {
+	Reason          Reason  `cbor:"1,keyasint,omitempty"`
+	Detail          string  `cbor:"2,keyasint,omitempty"`
+	ResourceVersion uint64  `cbor:"3,keyasint,omitempty"`
+	Record          *Record `cbor:"4,keyasint,omitempty"`
+}
+
+// EncodeResults encodes results for another server.
+func EncodeResults(list []Result) ([]byte, error) {
+	out := make([]wireResult, len(list))
+	for i, r := range list {
+		out[i] = wireResult(r)
+	}
+	b, err := codec.enc.Marshal(out)
+	if err != nil {
+		return nil, fmt.Errorf("encode results: %w", err)
+	}
+	return b, nil
+}
+
+// DecodeResults decodes what EncodeResults made.
+func DecodeResults(b []byte) ([]Result, error) {
+	var in []wireResult
+	if err := codec.dec.Unmarshal(b, &in); err != nil {
+		return nil, fmt.Errorf("%w: results: %w", ErrMalformed, err)
+	}
+	out := make([]Result, len(in))
+	for i, r := range in {
+		out[i] = Result(r)
+		if r.Record == nil {
+			continue
+		}
+		if err := knownRecord(r.Record); err != nil {
+			return nil, err
+		}
+		internHeader(&out[i].Record.Header)
+	}
+	return out, nil
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/dunlin-project/dunlin/internal/feature"
 )
 
 // ImageFormat is the newest layout of a snapshot file this binary writes.
@@ -169,6 +171,9 @@ func ReadImage(path string, f func(*Record) error) (facts Facts, rv uint64, err 
 		}
 		if h.Format > ImageFormat {
 			return fmt.Errorf("%w (snapshot format %d, known %d)", ErrNewerFormat, h.Format, ImageFormat)
+		}
+		if h.Facts.Feature > feature.Level {
+			return fmt.Errorf("%w: %w", ErrNewerFormat, feature.Behind(h.Facts.Feature))
 		}
 		var n uint64
 		err := records.ForEach(func(_, v []byte) error {

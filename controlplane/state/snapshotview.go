@@ -26,6 +26,7 @@ type view struct {
 	uids   *refTree
 	byNode *refTree
 	owners *refTree
+	claims *btree.BTreeG[claim]
 	totals *btree.BTreeG[*totals]
 }
 
@@ -38,7 +39,7 @@ var _ Snapshot = (*view)(nil)
 
 func newView(t *tables) *view {
 	v := t.publish(&view{})
-	v.uids, v.byNode, v.owners, v.totals = t.uids.Copy(), t.byNode.Copy(), t.owners.Copy(), t.totals.Copy()
+	v.uids, v.byNode, v.owners, v.claims, v.totals = t.uids.Copy(), t.byNode.Copy(), t.owners.Copy(), t.claims.Copy(), t.totals.Copy()
 	return v
 }
 
@@ -116,6 +117,11 @@ func (v *view) group(t *refTree, group string, f func(*Record) bool) {
 		r, ok := v.Get(e.key())
 		return !ok || f(r) // an index never names what is not there
 	})
+}
+
+func (v *view) Claimed(name string) bool {
+	_, ok := v.claims.Get(claim{name: name})
+	return ok
 }
 
 func (v *view) ByUID(uid string) (*Record, bool) {

@@ -100,10 +100,11 @@ type tables struct {
 	claims *btree.BTreeG[claim]
 	totals *btree.BTreeG[*totals]
 	bodies bodies
+	shares shares
 
 	bytes int64 // of bodies and headers, roughly
 	dirty map[string]bool
-	other struct{ uids, byNode, owners, totals bool }
+	other struct{ uids, byNode, owners, claims, totals bool }
 }
 
 func newTables() *tables {
@@ -115,6 +116,7 @@ func newTables() *tables {
 		claims: newTree(lessClaim),
 		totals: newTree(lessTotals),
 		bodies: bodies{},
+		shares: newShares(),
 		dirty:  map[string]bool{},
 	}
 }
@@ -157,9 +159,10 @@ func (t *tables) tree(kind string) *recordTree {
 }
 
 // put stores r in place of old (nil for a new record) and takes over its
-// bodies. r must not be shared yet.
+// bodies and what its header shares with others. r must not be shared yet.
 func (t *tables) put(r, old *Record) {
 	t.bodies.intern(r)
+	t.shares.put(r, old)
 	k := r.Header.Key
 	t.tree(k.Kind).Set(item{k.Namespace, k.Name, r})
 	if old == nil {
@@ -192,6 +195,7 @@ func (t *tables) remove(old *Record) {
 		t.reindexPod(nil, old)
 	}
 	t.bodies.release(old)
+	t.shares.remove(old)
 }
 
 func (t *tables) reindexOwners(r, old *Record) {
@@ -216,6 +220,7 @@ func (t *tables) reindexClaims(r, old *Record) {
 	if r != nil && old != nil && slices.Equal(r.Header.Claims, old.Header.Claims) {
 		return
 	}
+	t.other.claims = true
 	if old != nil {
 		for _, c := range old.Header.Claims {
 			t.claims.Delete(claim{name: c})
@@ -265,7 +270,7 @@ func (t *tables) reindexPod(r, old *Record) {
 // publish returns a view of the tables as they are now. prev is the view
 // published before; what did not change is shared with it.
 func (t *tables) publish(prev *view) *view {
-	v := &view{rv: prev.rv, facts: prev.facts, uids: prev.uids, byNode: prev.byNode, owners: prev.owners, totals: prev.totals}
+	v := &view{rv: prev.rv, facts: prev.facts, uids: prev.uids, byNode: prev.byNode, owners: prev.owners, claims: prev.claims, totals: prev.totals}
 	v.kinds = prev.kinds
 	if len(t.dirty) > 0 {
 		v.kinds = make([]kindView, 0, len(t.names))
@@ -287,9 +292,12 @@ func (t *tables) publish(prev *view) *view {
 	if t.other.owners {
 		v.owners = t.owners.Copy()
 	}
+	if t.other.claims {
+		v.claims = t.claims.Copy()
+	}
 	if t.other.totals {
 		v.totals = t.totals.Copy()
 	}
-	t.other = struct{ uids, byNode, owners, totals bool }{}
+	t.other = struct{ uids, byNode, owners, claims, totals bool }{}
 	return v
 }

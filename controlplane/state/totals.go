@@ -69,9 +69,9 @@ func comparePorts(a, b HostPort) int {
 	return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol), strings.Compare(a.IP, b.IP))
 }
 
-// maxQuantity bounds a request, so that sums over any number of pods that fit
-// in memory cannot overflow.
-const maxQuantity = math.MaxInt64 >> 20
+// MaxQuantity bounds a request, so that sums over any number of pods that fit
+// in memory cannot overflow. A request of so much stands for larger ones too.
+const MaxQuantity = math.MaxInt64 >> 20
 
 // fits says whether the pod's requests fit beside what is taken; if not, why:
 // "cpu: needs 500, free 200 of 2000".

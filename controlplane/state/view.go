@@ -69,6 +69,8 @@ type Snapshot interface {
 	ByUID(uid string) (*Record, bool)
 	// PodsOnNode calls f for every pod whose NodeName is the node.
 	PodsOnNode(node string, f func(*Record) bool)
+	// Claimed says whether a live record holds the claim.
+	Claimed(claim string) bool
 	// Kinds lists the kinds that have records, sorted.
 	Kinds() []string
 	// NodeTotals are the running totals of a node: what its bound, non-

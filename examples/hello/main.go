@@ -1,9 +1,11 @@
-// Hello is an HTTP server as a WASI preview 1 guest of dunlin.
+// Command hello is an HTTP server as a WASI preview 1 guest of dunlin.
 //
 // It opens no port: dunlin hands it a listener that is open already, as
 // descriptor DUNLIN_LISTEN_FD, for the first containerPort of its pod. To
 // stop it, dunlin closes the listener to new connections and ends standard
-// input; the server then finishes the requests it has and exits.
+// input; the server then tells its clients with each answer to come back on
+// another connection, and exits once they have gone, or after a while. That is
+// what makes a rolling update lose no request.
 package main
 
 import (
@@ -27,6 +29,9 @@ var (
 	version = "1"
 	broken  = ""
 )
+
+// drainFor is how long clients that keep connections open are given.
+const drainFor = 10 * time.Second
 
 func main() {
 	log.SetFlags(0)
@@ -84,12 +89,35 @@ func serve() error {
 		fmt.Fprintf(w, "%s from %s (version %s, up for %s)\n", name, host, version, time.Since(started).Round(time.Millisecond))
 		log.Printf("%s %s", r.Method, r.URL.Path)
 	})
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	var draining atomic.Bool
+	var open atomic.Int64
+	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if draining.Load() {
+				w.Header().Set("Connection", "close")
+			}
+			mux.ServeHTTP(w, r)
+		}),
+		ConnState: func(_ net.Conn, to http.ConnState) {
+			switch to {
+			case http.StateNew:
+				open.Add(1)
+			case http.StateClosed, http.StateHijacked:
+				open.Add(-1)
+			}
+		},
+	}
 	drained := make(chan error, 1)
 	go func() {
 		stopped()
 		log.Print("stopping")
 		ready.Store(false)
+		// Shutdown closes connections that wait for a request, which may be on
+		// its way: clients are given time to take the hint first.
+		draining.Store(true)
+		for end := time.Now().Add(drainFor); open.Load() > 0 && time.Now().Before(end); {
+			<-time.After(50 * time.Millisecond)
+		}
 		drained <- s.Shutdown(context.Background())
 	}()
 	log.Printf("serving version %s", version)

@@ -4,6 +4,7 @@
 package simnet
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -16,9 +17,21 @@ import (
 	"github.com/dunlin-project/dunlin/wire/memnet"
 )
 
+// Ground is what a network is laid over when it shares its hosts and their
+// faults with another simulation.
+type Ground interface {
+	// Packet says how long a packet is on its way, and whether it arrives.
+	Packet(from, to netip.AddrPort) (time.Duration, bool)
+	// Dial and Listen make streams.
+	Dial(ctx context.Context, from, to netip.AddrPort) (net.Conn, error)
+	Listen(at netip.AddrPort) (net.Listener, error)
+}
+
 // Network joins transports by address. Loss and Cut may change while it
 // runs.
 type Network struct {
+	ground Ground // nil: its own
+
 	mu    sync.Mutex
 	rnd   *rand.Rand
 	loss  float64
@@ -29,6 +42,13 @@ type Network struct {
 // New makes an empty network; seed fixes which packets are lost.
 func New(seed uint64) *Network {
 	return &Network{rnd: rand.New(rand.NewPCG(seed, 1)), cut: map[string]bool{}, hosts: map[string]*Transport{}}
+}
+
+// Over makes one whose packets and streams go the ways of another simulation.
+func Over(g Ground) *Network {
+	n := New(0)
+	n.ground = g
+	return n
 }
 
 // Lose drops this share of packets from now on.
@@ -51,13 +71,23 @@ type Transport struct {
 	addr    netip.AddrPort
 	packets chan *memberlist.Packet
 	streams chan net.Conn
+	listen  net.Listener // on a ground
+	wg      sync.WaitGroup
 }
 
 var _ memberlist.Transport = (*Transport)(nil)
 
-// Transport takes an address.
+// Transport takes an address. It panics when a ground does not let it listen.
 func (n *Network) Transport(a netip.AddrPort) *Transport {
 	t := &Transport{n: n, addr: a, packets: make(chan *memberlist.Packet, 4096), streams: make(chan net.Conn, 256)}
+	if n.ground != nil {
+		l, err := n.ground.Listen(a)
+		if err != nil {
+			panic(err)
+		}
+		t.listen = l
+		t.wg.Go(t.accept)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hosts[a.String()] = t
@@ -67,6 +97,20 @@ func (n *Network) Transport(a netip.AddrPort) *Transport {
 // FinalAdvertiseAddr implements memberlist.Transport.
 func (t *Transport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return t.addr.Addr().AsSlice(), int(t.addr.Port()), nil
+}
+
+func (t *Transport) accept() {
+	for {
+		c, err := t.listen.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case t.streams <- c:
+		default:
+			_ = c.Close()
+		}
+	}
 }
 
 func (n *Network) reach(from netip.AddrPort, to string) *Transport {
@@ -86,12 +130,22 @@ func (t *Transport) WriteTo(b []byte, addr string) (time.Time, error) {
 	if to == nil || lost {
 		return now, nil // as UDP does
 	}
-	p := &memberlist.Packet{Buf: append([]byte(nil), b...), From: net.UDPAddrFromAddrPort(t.addr), Timestamp: now}
-	select {
-	case to.packets <- p:
-	default: // its queue is full
+	b = append([]byte(nil), b...)
+	if t.n.ground == nil {
+		to.receive(b, t.addr)
+		return now, nil
+	}
+	if d, ok := t.n.ground.Packet(t.addr, to.addr); ok {
+		time.AfterFunc(d, func() { to.receive(b, t.addr) })
 	}
 	return now, nil
+}
+
+func (t *Transport) receive(b []byte, from netip.AddrPort) {
+	select {
+	case t.packets <- &memberlist.Packet{Buf: b, From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()}:
+	default: // its queue is full
+	}
 }
 
 // PacketCh implements memberlist.Transport.
@@ -99,6 +153,15 @@ func (t *Transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 
 // DialTimeout implements memberlist.Transport.
 func (t *Transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	if t.n.ground != nil {
+		to, err := netip.ParseAddrPort(addr)
+		if err != nil {
+			return nil, fmt.Errorf("simnet: dial: %w", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		return t.n.ground.Dial(ctx, t.addr, to)
+	}
 	t.n.mu.Lock()
 	to := t.n.reach(t.addr, addr)
 	t.n.mu.Unlock()
@@ -120,6 +183,10 @@ func (t *Transport) StreamCh() <-chan net.Conn { return t.streams }
 
 // Shutdown implements memberlist.Transport.
 func (t *Transport) Shutdown() error {
+	if t.listen != nil {
+		_ = t.listen.Close()
+		t.wg.Wait()
+	}
 	t.n.mu.Lock()
 	defer t.n.mu.Unlock()
 	if t.n.hosts[t.addr.String()] == t {

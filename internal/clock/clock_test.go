@@ -26,8 +26,14 @@ func TestGuard(t *testing.T) {
 		if err := pass(by, 0); !errors.As(err, &j) || j.By != by {
 			t.Fatalf("jump by %s: %v", by, err)
 		}
+		if got := g.Now(); !got.Equal(wall.Add(-by)) {
+			t.Fatalf("jump by %s: judged by %s", by, got)
+		}
 		if err := pass(-by, 0); err != nil {
 			t.Fatalf("jump by %s and back: %v", by, err)
+		}
+		if got := g.Now(); !got.Equal(wall) {
+			t.Fatalf("jump by %s and back: judged by %s", by, got)
 		}
 		if err := pass(by, 0); err == nil {
 			t.Fatalf("jump by %s again: believed", by)
@@ -44,6 +50,31 @@ func TestGuard(t *testing.T) {
 	}
 	if err := pass(GuardSettle+time.Hour, GuardSettle); err == nil {
 		t.Fatal("a clock that goes on jumping is believed")
+	}
+}
+
+// A server that starts while its clock is years ahead of what it knew goes by
+// what it knew; one that was off for weeks does not.
+func TestGuardDoubtsTheFirstReading(t *testing.T) {
+	known := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, ahead := range []time.Duration{0, 30 * 24 * time.Hour, 2 * 365 * 24 * time.Hour} {
+		wall, run := known.Add(ahead), time.Duration(0)
+		g := NewGuard(Func(func() time.Time { return wall }), func() time.Duration { return run })
+		g.Doubt(known)
+		if doubted := ahead > GuardDoubt; (g.Check() != nil) != doubted {
+			t.Fatalf("%s ahead: %v", ahead, g.Check())
+		} else if doubted && !g.Now().Equal(known) {
+			t.Fatalf("%s ahead: goes by %s", ahead, g.Now())
+		}
+		wall, run = wall.Add(GuardSettle), run+GuardSettle
+		if err := g.Check(); err != nil {
+			t.Fatalf("%s ahead, and steady: %v", ahead, err)
+		}
+	}
+	g := NewGuard(Func(func() time.Time { return known }), func() time.Duration { return 0 })
+	g.Doubt(time.Unix(0, 0)) // a server that never knew the time
+	if err := g.Check(); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -131,5 +162,57 @@ func TestFloor(t *testing.T) {
 		}
 		wall = time.Unix(0, 0)
 		near(open().Now(), real.Add(26*time.Hour))
+	})
+}
+
+// TestFloorFollows: a clock that was ahead and is put right while it is watched
+// is seen to move, and the floor falls once that is believed; one that falls
+// back to 1970, or was behind from the start, is not followed, and said to be
+// wrong.
+func TestFloorFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "floor")
+		real := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+		ahead := real.AddDate(2, 0, 0)
+		wall := ahead
+		open := func() *Floor {
+			f, err := OpenFloor(Func(func() time.Time { return wall }), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Follow()
+			return f
+		}
+		check := func(f *Floor, want time.Time, doubted bool) {
+			t.Helper()
+			if got := f.Now(); !got.Equal(want) || (f.Doubt() != nil) != doubted {
+				t.Fatalf("%s, want %s; doubt: %v", got.UTC(), want, f.Doubt())
+			}
+		}
+		believe := func(f *Floor) {
+			t.Helper()
+			if err := f.Believe(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f := open()
+		check(f, ahead, false)
+		believe(f)
+		wall = time.Unix(0, 0)
+		check(f, ahead, true)
+		wall = real
+		check(f, real, false)
+		again := open() // it may never have been right
+		check(again, ahead, true)
+		believe(again)
+		check(again, ahead, true)
+		believe(f)
+		check(open(), real, false)
+		wall = time.Unix(0, 0)
+		check(open(), real, true)
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		check(open(), wall, true)
 	})
 }

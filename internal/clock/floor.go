@@ -20,6 +20,8 @@ type Floor struct {
 	path string
 
 	mu      sync.Mutex
+	follows bool      // see Follow
+	reached bool      // the wall clock was not behind the floor
 	floor   time.Time // zero: nothing is known
 	at      time.Time // monotonic: when floor held
 	written time.Time // what the file says
@@ -55,11 +57,39 @@ func (f *Floor) Now() time.Time {
 }
 
 func (f *Floor) now() time.Time {
-	w := f.wall.Now()
-	if least := f.least(); w.Before(least) {
+	w, least := f.wall.Now(), f.least()
+	f.reached = f.reached || !w.Before(least)
+	if w.Before(least) && (!f.follows || !f.reached || w.Before(plausible())) {
 		return least
 	}
 	return w
+}
+
+// Follow is for a machine whose clock is watched by a Guard, which it shall
+// see: once the clock was seen to be no less than the floor, what moves it
+// back is a repair, of a clock that was ahead. The floor then falls with the
+// next Believe. Only to a time that cannot have been nobody repairs a clock.
+func (f *Floor) Follow() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.follows = true
+}
+
+// Doubt says why the machine's clock is not what Now shows, or cannot be
+// right; nil if there is nothing to doubt. To whom it is shown may want to know
+// that the file is what must go where the clock is right.
+func (f *Floor) Doubt() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w, now := f.wall.Now(), f.now()
+	switch {
+	case now.Sub(w) > floorSlack:
+		return fmt.Errorf("this machine's clock says %s, and it was %s before: that is gone by until the clock is past it (check the time service; if the clock is right, stop this, remove %s and start again)",
+			w.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339), f.path)
+	case w.Before(plausible()):
+		return fmt.Errorf("this machine's clock says %s, and it is after %s (check the time service)", w.UTC().Format(time.RFC3339), plausible().UTC().Format(time.RFC3339))
+	}
+	return nil
 }
 
 func (f *Floor) least() time.Time {
@@ -67,6 +97,13 @@ func (f *Floor) least() time.Time {
 		return f.floor
 	}
 	return f.floor.Add(time.Since(f.at))
+}
+
+// Known is the latest time that is known to have been; zero if none is.
+func (f *Floor) Known() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.least()
 }
 
 // Observe takes a server's word, authenticated, with how far off it may be.
@@ -98,6 +135,9 @@ func (f *Floor) Believe() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.set(f.now())
+	if f.written.Sub(f.floor) > floorSlack { // a floor that was too high is worth a write
+		return f.write()
+	}
 	return f.keep()
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/dunlin-project/dunlin/internal/version"
 )
 
 // Guard watches a wall clock for jumps against a clock that cannot jump. Who
@@ -33,7 +35,13 @@ const (
 
 // plausible is a time that is over: a clock before it was never set, and what
 // moves it to after it is the repair.
-func plausible() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
+func plausible() time.Time {
+	least := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	if built := version.Built(); built.After(least) {
+		return built
+	}
+	return least
+}
 
 // NewGuard believes wall as it is now. elapsed runs evenly, also while the
 // machine sleeps; nil is Elapsed.
@@ -44,6 +52,22 @@ func NewGuard(wall Clock, elapsed func() time.Duration) *Guard {
 	return &Guard{wall: wall, elapsed: elapsed, base: wall.Now().Round(0), at: elapsed()}
 }
 
+// GuardDoubt is how far beyond the last known time a clock may be at the
+// start: a machine may have been off for long, but a clock that is years
+// ahead is more often wrong, and what it would put into certificates cannot
+// be taken back.
+const GuardDoubt = 180 * 24 * time.Hour
+
+// Doubt tells the guard the latest time that is known to have been. A wall
+// clock that is far beyond it counts as one that jumped just now.
+func (g *Guard) Doubt(known time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if known = known.Round(0); !known.Before(plausible()) && g.base.Sub(known) > GuardDoubt {
+		g.base = known
+	}
+}
+
 // JumpError says that the wall clock moved.
 type JumpError struct {
 	By    time.Duration // forward is positive
@@ -52,8 +76,19 @@ type JumpError struct {
 
 // Error implements error.
 func (e *JumpError) Error() string {
-	return fmt.Sprintf("this server's clock jumped by %s; it is believed again if it runs evenly for %s more (check the time service; a restart of the server believes it at once)",
+	return fmt.Sprintf("this server's clock jumped by %s; it is believed again if it runs evenly for %s more (check the time service)",
 		e.By.Round(time.Second), e.Until.Round(time.Second))
+}
+
+// Now implements Clock: the wall clock, and while that is not believed what it
+// would show had it not moved. Certificates are judged by it.
+func (g *Guard) Now() time.Time {
+	if g.Check() == nil {
+		return g.wall.Now()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.base.Add(g.elapsed() - g.at)
 }
 
 // Check returns a *JumpError while the wall clock cannot be trusted.

@@ -33,8 +33,9 @@ type Facts struct {
 	DiskFree      uint64
 	DiskReadOnly  bool
 	Root          bool
-	NetworkReason string            // why no network namespaces; "" is fine
-	Programs      map[string]string // name -> path, of those found
+	NetworkReason string // why no network namespaces; "" is fine
+	OCI           string // the programs that run containers, as "runc and conmon"; "" is none
+	OCIReason     string // why not
 }
 
 // Level of a finding.
@@ -64,7 +65,7 @@ var Build = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
 // Read gathers the facts below root ("/" but in tests).
 func Read(root, stateDir string) Facts {
-	f := Facts{UserArch: runtime.GOARCH, PageSize: os.Getpagesize(), Wall: time.Now(), StateDir: stateDir, Root: os.Geteuid() == 0, Programs: map[string]string{}}
+	f := Facts{UserArch: runtime.GOARCH, PageSize: os.Getpagesize(), Wall: time.Now(), StateDir: stateDir, Root: os.Geteuid() == 0}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		f.Kernel, f.Machine = cString(u.Release[:]), cString(u.Machine[:])
@@ -90,14 +91,6 @@ func Read(root, stateDir string) Facts {
 		f.DiskTotal = s.Blocks * uint64(s.Bsize)
 		f.DiskFree = s.Bavail * uint64(s.Bsize)
 		f.DiskReadOnly = s.Flags&unix.ST_RDONLY != 0
-	}
-	for _, p := range []string{"runc", "crun", "conmon"} {
-		for _, d := range []string{"usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"} {
-			if info, err := os.Stat(filepath.Join(root, d, p)); err == nil && info.Mode()&0o111 != 0 {
-				f.Programs[p] = "/" + filepath.Join(d, p)
-				break
-			}
-		}
 	}
 	return f
 }
@@ -168,14 +161,14 @@ func checkArch(f Facts) Finding {
 	if !known || k == f.UserArch {
 		return Finding{OK, "architecture", fmt.Sprintf("%s (kernel %s)", f.UserArch, f.Machine), ""}
 	}
-	return Finding{Note, "architecture", fmt.Sprintf("%s user space on a %s kernel: images and modules are chosen for %s", f.UserArch, f.Machine, f.UserArch), "install the 64-bit system, or the 64-bit binary, for containers of that architecture"}
+	return Finding{Note, "architecture", fmt.Sprintf("%s user space on a %s kernel: modules are interpreted, not compiled, on 32 bits", f.UserArch, f.Machine), "install the 64-bit system, or the 64-bit binary"}
 }
 
 func checkPage(f Facts) Finding {
 	if f.PageSize == 4096 {
 		return Finding{OK, "page size", "4 KiB", ""}
 	}
-	return Finding{Note, "page size", fmt.Sprintf("%d KiB: some container images are built for 4 KiB pages only; Wasm modules do not care", f.PageSize>>10), ""}
+	return Finding{Note, "page size", fmt.Sprintf("%d KiB: Wasm modules do not care", f.PageSize>>10), ""}
 }
 
 func checkSwap(f Facts) Finding {
@@ -235,15 +228,14 @@ func checkNetwork(f Facts) Finding {
 	return Finding{Note, "pod network", "pods share the node's address: " + f.NetworkReason, ""}
 }
 
+// checkRuntimes says what workloads can be. Modules always run; containers need
+// programs of the distribution's.
 func checkRuntimes(f Facts) Finding {
-	oci := f.Programs["runc"]
-	if oci == "" {
-		oci = f.Programs["crun"]
+	const modules = "WebAssembly modules, by the runtime built in"
+	if f.OCI != "" {
+		return Finding{OK, "runtimes", modules + "; OCI containers, by " + f.OCI, ""}
 	}
-	if oci == "" || f.Programs["conmon"] == "" {
-		return Finding{Note, "runtimes", "Wasm only: runc (or crun) and conmon are not installed", "install both to run OCI containers"}
-	}
-	return Finding{OK, "runtimes", "Wasm; found " + oci + " and " + f.Programs["conmon"], ""}
+	return Finding{Note, "runtimes", modules + "; no OCI containers: " + f.OCIReason, "if you want them: apt install runc conmon (or crun), and run as root"}
 }
 
 func size(n uint64) string {

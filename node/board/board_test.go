@@ -43,7 +43,7 @@ func TestNodeNameIsAlwaysValid(t *testing.T) {
 
 func good() Facts {
 	return Facts{Machine: "aarch64", UserArch: "arm64", PageSize: 4096, Hostname: "pi-1", MemoryBytes: 1 << 30, Wall: Build.Add(time.Hour), CgroupMemory: true,
-		StateDir: "/var/lib/dunlin", DiskTotal: 32 << 30, DiskFree: 20 << 30, Root: true, Programs: map[string]string{"runc": "/usr/sbin/runc", "conmon": "/usr/bin/conmon"}}
+		StateDir: "/var/lib/dunlin", DiskTotal: 32 << 30, DiskFree: 20 << 30, Root: true, OCI: "runc and conmon"}
 }
 
 func TestCheckNamesTheFaultAndWhatToDo(t *testing.T) {
@@ -69,7 +69,8 @@ func TestCheckNamesTheFaultAndWhatToDo(t *testing.T) {
 		"name":                 {func(f *Facts) { f.Hostname = "Rpi_Node1" }, "hostname", Note, "rpi-node1"},
 		"no name":              {func(f *Facts) { f.Hostname = "___" }, "hostname", Fatal, "--node-name"},
 		"user":                 {func(f *Facts) { f.Root = false }, "privileges", Note, "root"},
-		"wasm only":            {func(f *Facts) { f.Programs = nil }, "runtimes", Note, "Wasm only"},
+		"runtimes":             {func(f *Facts) { f.OCI = "runc and conmon" }, "runtimes", OK, "OCI containers, by runc and conmon"},
+		"no runtimes":          {func(f *Facts) { f.OCI, f.OCIReason = "", "conmon is not installed" }, "runtimes", Note, "no OCI containers: conmon is not installed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := good()
@@ -89,7 +90,7 @@ func TestCheckNamesTheFaultAndWhatToDo(t *testing.T) {
 
 func TestReadPicksTheBootFileThatExists(t *testing.T) {
 	root := t.TempDir()
-	for _, p := range []string{"proc", "boot/firmware", "usr/bin"} {
+	for _, p := range []string{"proc", "boot/firmware"} {
 		if err := os.MkdirAll(filepath.Join(root, p), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -102,8 +103,7 @@ func TestReadPicksTheBootFileThatExists(t *testing.T) {
 	}
 	write("proc/meminfo", "MemTotal:  1000 kB\nSwapTotal: 24 kB\nbroken\n", 0o600)
 	write("boot/cmdline.txt", "x", 0o600)
-	write("usr/bin/conmon", "", 0o755)
-	if f := Read(root, root); f.BootFile != "/boot/cmdline.txt" || f.MemoryBytes != 1000<<10 || f.SwapBytes != 24<<10 || f.Programs["conmon"] != "/usr/bin/conmon" || f.DiskTotal == 0 {
+	if f := Read(root, root); f.BootFile != "/boot/cmdline.txt" || f.MemoryBytes != 1000<<10 || f.SwapBytes != 24<<10 || f.DiskTotal == 0 {
 		t.Fatalf("%+v", f)
 	}
 	write("boot/firmware/cmdline.txt", "x", 0o600)

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/dunlin-project/dunlin/internal/attempt"
 	"github.com/dunlin-project/dunlin/pki"
 )
 
@@ -82,20 +84,8 @@ func (d dialer) tls(ctx context.Context, addr, proto string, upgrade bool, cert 
 	if tc, ok := raw.(*net.TCPConn); ok {
 		_ = tc.SetWriteBuffer(64 << 10) // a lease must not queue behind a report
 	}
-	cfg := &tls.Config{
-		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection does it: by identity, not by host name
-		VerifyConnection:   verify,
-		NextProtos:         []string{proto},
-	}
-	if upgrade {
-		cfg.NextProtos = nil
-	}
-	if cert != nil {
-		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil }
-	}
-	tc := tls.Client(countedConn{raw, d.counters}, cfg)
-	if err := tc.HandshakeContext(ctx); err != nil {
+	tc, err := handshake(ctx, countedConn{raw, d.counters}, proto, upgrade, cert, verify)
+	if err != nil {
 		_ = raw.Close()
 		return nil, fmt.Errorf("link: TLS with %s: %w", addr, err)
 	}
@@ -114,12 +104,37 @@ func (d dialer) tls(ctx context.Context, addr, proto string, upgrade bool, cert 
 	return c, nil
 }
 
+// handshake is the client's side of TLS over any connection. With upgrade no
+// protocol is named.
+func handshake(ctx context.Context, over net.Conn, proto string, upgrade bool, cert *tls.Certificate, verify func(tls.ConnectionState) error) (*tls.Conn, error) {
+	cfg := &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection does it: by identity, not by host name
+		VerifyConnection:   verify,
+		NextProtos:         []string{proto},
+	}
+	if upgrade {
+		cfg.NextProtos = nil
+	}
+	if cert != nil {
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil }
+	}
+	tc := tls.Client(over, cfg)
+	if err := tc.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return tc, nil
+}
+
 // conn is a connection that speaks one of our protocols.
 type conn struct {
 	net.Conn
-	tls  *tls.Conn
-	raw  net.Conn
-	addr string
+	tls *tls.Conn
+	raw net.Conn
+	// addr is the server that was dialled; relayed: it passes everything on to
+	// the one that leads.
+	addr    string
+	relayed bool
 }
 
 func (c *conn) upgrade(ctx context.Context, proto string) error {
@@ -152,16 +167,15 @@ func permanent(err error) bool {
 	return errors.Is(err, pki.ErrUntrusted) || errors.Is(err, pki.ErrRevoked)
 }
 
-// targets are the addresses to try: the one that worked last, those that the
-// servers told, and the join line's as the fallback for ever.
-func targets(last string, lists ...[]string) []string {
+// targets are the addresses to try, with their ports, each once: those that
+// the servers told, and the join line's as the fallback for ever.
+func targets(lists ...[]string) []string {
 	var out []string
 	add := func(a string) {
 		if a != "" && !slices.Contains(out, a) {
 			out = append(out, a)
 		}
 	}
-	add(last)
 	for _, l := range lists {
 		for _, a := range l {
 			if hp, err := pki.WithPort(a); err == nil {
@@ -172,23 +186,26 @@ func targets(last string, lists ...[]string) []string {
 	return out
 }
 
-// connectAny tries each address, first by ALPN, then by upgrade.
+// dialStagger is how long one address may stay silent before the next is
+// tried beside it: two dead servers must not cost a node its lease.
+const dialStagger = 700 * time.Millisecond
+
+// shuffled keeps nodes that lost the same server from all going to the same
+// next one.
+func shuffled(list []string) []string {
+	out := slices.Clone(list)
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+// connectAny takes the first address that answers: by ALPN, or by upgrade.
 func (d dialer) connectAny(ctx context.Context, addrs []string, proto string, cert *tls.Certificate, verify func(tls.ConnectionState) error) (*conn, error) {
 	if len(addrs) == 0 {
 		return nil, errors.New("link: no server address is known")
 	}
-	var errs []error
-	for _, a := range addrs {
-		c, err := d.connect(ctx, a, proto, cert, verify)
-		if err == nil {
-			return c, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, errors.Join(errs...)
+	return attempt.First(ctx, dialStagger, addrs, func(ctx context.Context, a string) (*conn, error) {
+		return d.connect(ctx, a, proto, cert, verify)
+	}, func(c *conn) { _ = c.Close() })
 }
 
 func (d dialer) connect(ctx context.Context, addr, proto string, cert *tls.Certificate, verify func(tls.ConnectionState) error) (*conn, error) {

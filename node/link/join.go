@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/dunlin-project/dunlin/pki"
@@ -37,7 +36,7 @@ func Join(ctx context.Context, c JoinConfig) error {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	d := newDialer(c.Dial)
-	addrs := targets("", c.Line.Servers)
+	addrs := targets(c.Line.Servers)
 	for try := 0; ; try++ {
 		err := joinOnce(ctx, d, addrs, c)
 		if err == nil {
@@ -49,7 +48,7 @@ func Join(ctx context.Context, c JoinConfig) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("join: %w (last: %w)", ctx.Err(), err)
 		}
-		wait := backoff(try)
+		wait := backoff(try, backoffMax)
 		c.Log.Info("no server can be reached yet", "error", err, "again_in", wait)
 		if !sleep(ctx, wait) {
 			return fmt.Errorf("join: %w (last: %w)", ctx.Err(), err)
@@ -85,6 +84,9 @@ func joinOnce(ctx context.Context, d dialer, addrs []string, c JoinConfig) error
 	if reply.Refused != "" {
 		return fmt.Errorf("%w: %s", ErrRefused, reply.Refused)
 	}
+	if reply.Notice != "" {
+		c.Log.Warn("joined under another name than asked for", "notice", reply.Notice)
+	}
 	return Adopt(c.Identity, reply, ca, c.Line.Servers)
 }
 
@@ -107,30 +109,4 @@ func Adopt(id *pki.NodeIdentity, reply *wire.JoinReply, ca *x509.Certificate, jo
 		g.Servers, g.JoinedBy = reply.Servers, joinedBy
 		g.CA, g.Cert = [][]byte{reply.CA}, reply.Cert
 	})
-}
-
-// Waits between attempts: full jitter, so that a thousand nodes that lost
-// the same server do not come back in step.
-const (
-	backoffFirst = 500 * time.Millisecond
-	backoffMax   = 20 * time.Second
-)
-
-func backoff(try int) time.Duration {
-	most := backoffMax
-	if try < 6 {
-		most = min(backoffFirst<<try, backoffMax)
-	}
-	return most/8 + rand.N(most)
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

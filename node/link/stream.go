@@ -12,31 +12,35 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
-	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
+	"github.com/dunlin-project/dunlin/wire/mux"
 )
 
-// openStream opens a connection to the server that asked and serves it. It
-// does not wait.
-func (l *Link) openStream(ctx context.Context, addr string, r *wire.StreamRequest) {
+// openStream opens a connection to the server that asked, the way that the
+// session has, and serves it. It does not wait.
+func (l *Link) openStream(ctx context.Context, to route, r *wire.StreamRequest) {
+	slots := l.slots
+	if r.Namespace == "" {
+		slots = l.short // of the node itself: they end soon, and shall not wait for those that do not
+	}
 	select {
-	case l.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	default:
 		l.log.Warn("too many streams: one refused", "kind", r.Kind, "pod", r.Pod)
 		return
 	}
 	l.streams.Go(func() {
-		defer func() { <-l.slots }()
-		if err := l.stream(ctx, addr, r); err != nil && ctx.Err() == nil {
+		defer func() { <-slots }()
+		if err := l.stream(ctx, to, r); err != nil && ctx.Err() == nil {
 			l.log.Debug("stream ended", "kind", r.Kind, "pod", r.Pod, "error", err)
 		}
 	})
 }
 
-func (l *Link) stream(ctx context.Context, addr string, r *wire.StreamRequest) error {
+func (l *Link) stream(ctx context.Context, to route, r *wire.StreamRequest) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c, err := l.d.connect(ctx, addr, wire.ALPNStream, l.certificate(), pki.VerifyServer(l.c.Identity.Roots()))
+	c, err := l.connect(ctx, to, wire.ALPNStream, l.certificate())
 	if err != nil {
 		return err
 	}
@@ -46,6 +50,9 @@ func (l *Link) stream(ctx context.Context, addr string, r *wire.StreamRequest) e
 	w := &streamWriter{c: c}
 	if err := w.header(&wire.StreamHeader{ID: r.ID}); err != nil {
 		return err
+	}
+	if isSession(r.Kind) {
+		return l.serveSession(ctx, c, w, r)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -76,8 +83,50 @@ func (l *Link) stream(ctx context.Context, addr string, r *wire.StreamRequest) e
 	return nil
 }
 
+func isSession(kind string) bool {
+	return kind == "exec" || kind == "attach" || kind == "portforward"
+}
+
+// serveSession serves a stream whose bytes go both ways.
+func (l *Link) serveSession(ctx context.Context, c *conn, w *streamWriter, r *wire.StreamRequest) error {
+	var err error
+	if l.c.Sessions == nil {
+		err = apierrors.NewBadRequest("this node does not serve " + r.Kind)
+	} else {
+		err = l.c.Sessions.Session(ctx, r, func() (*mux.Mux, error) {
+			if err := w.begin(nil); err != nil {
+				return nil, err
+			}
+			return mux.New(c, false, sessionStreams), nil
+		})
+	}
+	if err == nil || w.begun {
+		return err
+	}
+	if err := w.begin(err); err != nil {
+		return err
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(streamWriteTimeout))
+	_ = c.tls.CloseWrite()
+	_ = c.SetReadDeadline(time.Now().Add(streamWriteTimeout))
+	var b [1]byte
+	_, _ = c.Read(b[:]) // until the control plane has read it
+	return nil
+}
+
+// sessionStreams is how many streams, connections of a port-forward for
+// example, may be open in one session. The control plane keeps to it.
+const sessionStreams = 128
+
 func (l *Link) serveStream(ctx context.Context, r *wire.StreamRequest, w *streamWriter) error {
-	if r.Kind != "logs" || l.c.Streams == nil {
+	switch {
+	case r.Kind == "metrics" && l.c.Metrics != nil:
+		return l.c.Metrics(w)
+	case r.Kind == "usage" && l.c.Usage != nil:
+		return l.c.Usage(ctx, w)
+	case r.Kind == "netcheck" && l.c.NetCheck != nil:
+		return l.c.NetCheck(ctx, w)
+	case r.Kind != "logs" || l.c.Streams == nil:
 		return apierrors.NewBadRequest("this node does not serve " + r.Kind)
 	}
 	o := &corev1.PodLogOptions{}

@@ -96,6 +96,16 @@ func Read(ctx context.Context, path string, o *corev1.PodLogOptions, ended func(
 	return follow(ctx, path, pos, ended, p)
 }
 
+// Follow writes what is written from now on, until ctx ends or ended() says
+// that the container writes no more.
+func Follow(ctx context.Context, path string, ended func() bool, stdout, stderr io.Writer) error {
+	var pos position
+	if info, err := os.Stat(path); err == nil {
+		pos = position{info: info, offset: info.Size()}
+	}
+	return follow(ctx, path, pos, ended, &printer{w: stdout, stderr: stderr, limit: -1, lineStart: true})
+}
+
 // position is where reading of the live file stopped.
 type position struct {
 	info   fs.FileInfo // nil: it did not exist
@@ -282,6 +292,7 @@ func readFrom(path string, offset int64, p *printer) (int64, error) {
 // printer applies the options that concern the output.
 type printer struct {
 	w          io.Writer
+	stderr     io.Writer // where error output goes to; nil is w
 	timestamps bool
 	since      time.Time
 	stream     string
@@ -316,7 +327,11 @@ func (p *printer) print(e entry) error {
 		b = b[:min(int64(len(b)), p.limit)]
 		p.limit -= int64(len(b))
 	}
-	if _, err := p.w.Write(b); err != nil {
+	w := p.w
+	if p.stderr != nil && string(e.stream) == "stderr" {
+		w = p.stderr
+	}
+	if _, err := w.Write(b); err != nil {
 		return fmt.Errorf("write log to client: %w", err)
 	}
 	return nil

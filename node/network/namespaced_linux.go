@@ -8,9 +8,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -23,11 +23,16 @@ import (
 // the host by a veth pair. It needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN).
 type Namespaced struct {
 	name    string
-	nodeIPs []netip.Addr
+	nodeIPs atomic.Pointer[[]netip.Addr]
 
-	mu     sync.Mutex
-	ranges []*allocator
-	ready  bool // namespace and veth checked since start
+	mu       sync.Mutex
+	ranges   []*allocator
+	ready    bool // namespace and veth checked since start
+	services []netip.Prefix
+
+	switches    switches
+	masqueraded bool  // the rules for pods of containers are there
+	natError    error // why they are not
 }
 
 var _ Network = (*Namespaced)(nil)
@@ -42,7 +47,9 @@ func NewNamespaced(name string, nodeIPs []netip.Addr) (*Namespaced, error) {
 	if len(nodeIPs) == 0 {
 		return nil, errors.New("the node has no address")
 	}
-	return &Namespaced{name: name, nodeIPs: nodeIPs}, nil
+	n := &Namespaced{name: name}
+	n.SetNodeIPs(nodeIPs)
+	return n, nil
 }
 
 // Names of the two ends of the veth pair.
@@ -53,7 +60,10 @@ func (n *Namespaced) podLink() string  { return n.name + "1" }
 func (n *Namespaced) Path() string { return filepath.Join("/run/netns", n.name) }
 
 // NodeIPs implements Network.
-func (n *Namespaced) NodeIPs() []netip.Addr { return n.nodeIPs }
+func (n *Namespaced) NodeIPs() []netip.Addr { return *n.nodeIPs.Load() }
+
+// SetNodeIPs replaces the node's own addresses. Pods keep theirs.
+func (n *Namespaced) SetNodeIPs(ips []netip.Addr) { n.nodeIPs.Store(&ips) }
 
 // SetCIDRs implements Network. Ranges may be set again; pods keep addresses
 // that still lie inside.
@@ -138,18 +148,22 @@ func (n *Namespaced) keepExisting(inside *netlink.Handle) error {
 		return fmt.Errorf("list addresses of %s: %w", n.podLink(), err)
 	}
 	for _, a := range addrs {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		if !ok {
-			continue
-		}
-		ip = ip.Unmap()
-		for _, r := range n.ranges {
-			if _, known := r.owner[ip]; !known && r.usable(ip) {
-				r.owner[ip] = unknownOwner
-			}
+		n.keep(a.IP)
+	}
+	return n.keepPods()
+}
+
+func (n *Namespaced) keep(given net.IP) {
+	ip, ok := netip.AddrFromSlice(given)
+	if !ok {
+		return
+	}
+	ip = ip.Unmap()
+	for _, r := range n.ranges {
+		if _, known := r.owner[ip]; !known && r.usable(ip) {
+			r.owner[ip] = unknownOwner
 		}
 	}
-	return nil
 }
 
 // ReleaseUnknown gives back the addresses that no pod claimed: the agent
@@ -207,7 +221,7 @@ func (n *Namespaced) ensureRoutes(inside *netlink.Handle) error {
 		ones, bits := r.prefix.Bits(), r.prefix.Addr().BitLen()
 		dst := &net.IPNet{IP: r.prefix.Addr().AsSlice(), Mask: net.CIDRMask(ones, bits)}
 		if err := takenRoute(dst, host.Attrs().Index); err != nil {
-			return err
+			return fmt.Errorf("the pod range %w; give the server another range with --pod-cidr", err)
 		}
 		if err := netlink.AddrReplace(host, hostAddr(gw)); err != nil {
 			return fmt.Errorf("add %s to %s: %w", gw, n.hostLink(), err)
@@ -246,7 +260,7 @@ func takenRoute(dst *net.IPNet, own int) error {
 		if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
 			name = l.Attrs().Name
 		}
-		return fmt.Errorf("the pod range %s is already routed to %s (another cluster on this machine?); give the server another range with --pod-cidr", dst, name)
+		return fmt.Errorf("%s is already routed to %s (another cluster on this machine?)", dst, name)
 	}
 	return nil
 }
@@ -261,115 +275,22 @@ func hostAddr(ip netip.Addr) *netlink.Addr {
 	return a
 }
 
-// createNamed makes the namespace without leaving the calling goroutine's
-// thread in it: the thread that enters it ends.
-func createNamed(name string) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		err := shareNamed()
-		var ns netns.NsHandle
-		if err == nil {
-			ns, err = netns.NewNamed(name)
-		}
-		if err == nil {
-			err = ns.Close()
-		}
-		if err != nil {
-			err = fmt.Errorf("create network namespace %s: %w", name, err)
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// shareNamed makes the folder of named namespaces a shared mount of its own,
-// as iproute2 does before it adds one. If we left that to a later 'ip netns
-// add', it would mount the folder over the namespaces that are there already,
-// and those could not be removed any more.
-func shareNamed() error {
-	const dir = "/run/netns"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	lock, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = lock.Close() }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", dir, err)
-	}
-	share := func() error { return unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "") }
-	if err := share(); !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("mount %s on itself: %w", dir, err)
-	}
-	return share()
-}
-
 // inNamespace runs f on a thread inside the namespace.
-func (n *Namespaced) inNamespace(f func() error) error {
-	ns, err := netns.GetFromPath(n.Path())
-	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", n.name, err)
-	}
-	defer func() { _ = ns.Close() }()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			done <- fmt.Errorf("read own network namespace: %w", err)
-			return
-		}
-		defer func() { _ = home.Close() }()
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", n.name, err)
-			return
-		}
-		err = f()
-		if netns.Set(home) == nil {
-			runtime.UnlockOSThread() // else the thread ends with the goroutine
-		}
-		done <- err
-	}()
-	return <-done
-}
+func (n *Namespaced) inNamespace(f func() error) error { return within(n.Path(), f) }
 
 // Setup implements Network.
 func (n *Namespaced) Setup(_ context.Context, podUID string, hostNetwork bool, previous *Allocation) (Allocation, error) {
 	if hostNetwork {
-		return Allocation{IP: n.nodeIPs[0], IPs: n.nodeIPs[:1], HostNetwork: true}, nil
+		ips := n.NodeIPs()
+		return Allocation{IP: ips[0], IPs: ips[:1], HostNetwork: true}, nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.ranges) == 0 {
-		return Allocation{}, ErrNoRange
+	a, err := n.allocate(podUID, previous)
+	if err != nil {
+		return Allocation{}, err
 	}
-	if !n.ready {
-		// It failed before; the pod that waits for it shows why.
-		if err := n.ensure(); err != nil {
-			return Allocation{}, fmt.Errorf("set up network namespace %s: %w", n.name, err)
-		}
-		n.ready = true
-	}
-	var a Allocation
-	for i, r := range n.ranges {
-		if previous != nil && i < len(previous.IPs) && r.claim(previous.IPs[i], podUID) {
-			a.IPs = append(a.IPs, previous.IPs[i])
-			continue
-		}
-		ip, err := r.allocate(podUID)
-		if err != nil {
-			return Allocation{}, err
-		}
-		a.IPs = append(a.IPs, ip)
-	}
-	a.IP = a.IPs[0]
-	err := n.withPodLink(func(h *netlink.Handle, l netlink.Link) error {
+	err = n.withPodLink(func(h *netlink.Handle, l netlink.Link) error {
 		for _, ip := range a.IPs {
 			if err := h.AddrReplace(l, hostAddr(ip)); err != nil {
 				return fmt.Errorf("add %s: %w", ip, err)
@@ -443,10 +364,29 @@ func (n *Namespaced) Dial(ctx context.Context, a Allocation, network string, por
 	return dial(ctx, network, a.IP, a.Reached(port))
 }
 
+// Forward implements Network. A container may listen on the loopback of its
+// pod's namespace only; a Wasm guest's listeners are on the pod's address.
+func (n *Namespaced) Forward(ctx context.Context, a Allocation, port int32) (c net.Conn, err error) {
+	switch {
+	case a.Namespace != "":
+		err = within(a.Namespace, func() error {
+			c, err = dialLoopback(ctx, port)
+			return err
+		})
+		return c, err
+	case a.HostNetwork:
+		return dialLoopback(ctx, a.Reached(port))
+	}
+	return n.Dial(ctx, a, "tcp", port)
+}
+
 // Teardown implements Network.
 func (n *Namespaced) Teardown(_ context.Context, podUID string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if err := n.teardownPod(podUID); err != nil {
+		return fmt.Errorf("remove pod namespace: %w", err)
+	}
 	var freed []netip.Addr
 	for _, r := range n.ranges {
 		freed = append(freed, r.release(podUID)...)
@@ -472,7 +412,7 @@ func (n *Namespaced) Teardown(_ context.Context, podUID string) error {
 // Destroy removes the namespace and the veth pair: for uninstall, and for
 // clusters that leave nothing behind.
 func (n *Namespaced) Destroy() error {
-	var errs []error
+	errs := []error{n.destroyPods()}
 	if l, err := netlink.LinkByName(n.hostLink()); err == nil {
 		errs = append(errs, netlink.LinkDel(l))
 	}
@@ -480,39 +420,4 @@ func (n *Namespaced) Destroy() error {
 		errs = append(errs, netns.DeleteNamed(n.name))
 	}
 	return errors.Join(errs...)
-}
-
-// Usable says whether this process may make network namespaces and join
-// them to the host, and if not why. It tries, in a namespace that is gone
-// with the answer: a kernel may lack the veth module.
-func Usable() error {
-	if os.Geteuid() != 0 {
-		return errors.New("not root")
-	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends
-		done <- tryNamespace()
-	}()
-	return <-done
-}
-
-// tryNamespace leaves its thread in a new namespace.
-func tryNamespace() error {
-	ns, err := netns.New()
-	if err != nil {
-		return fmt.Errorf("cannot make a network namespace: %w", err)
-	}
-	defer func() { _ = ns.Close() }()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("cannot configure a network namespace: %w", err)
-	}
-	defer h.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "try0"
-	if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "try1"}); err != nil {
-		return fmt.Errorf("cannot make a veth pair (is the kernel module veth there?): %w", err)
-	}
-	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 )
 
 // Allocation is what one pod got. The agent persists it and hands it back
@@ -31,6 +32,9 @@ type Allocation struct {
 	// Ports maps containerPort to the port on IP where it is reached, where
 	// that differs (without root, or by hostPort there).
 	Ports map[int32]int32 `cbor:"4,keyasint,omitempty"`
+	// Namespace is the path of the pod's own network namespace; empty where
+	// it has none (Wasm pods, and those on the host's network).
+	Namespace string `cbor:"5,keyasint,omitempty"`
 }
 
 // Reached is the port on IP under which the containerPort is reached.
@@ -75,6 +79,9 @@ type Network interface {
 	Listen(ctx context.Context, a *Allocation, containerPort, hostPort int32, protocol string) ([]*os.File, error)
 	// Dial connects to a port of the pod as the node does for probes.
 	Dial(ctx context.Context, a Allocation, network string, port int32) (net.Conn, error)
+	// Forward connects to a port of the pod as a program inside it would, over
+	// its own loopback where it has one.
+	Forward(ctx context.Context, a Allocation, port int32) (net.Conn, error)
 	// Teardown returns the pod's addresses.
 	Teardown(ctx context.Context, podUID string) error
 	// SetCIDRs sets the ranges that the cluster gave this node.
@@ -82,6 +89,27 @@ type Network interface {
 	// NodeIPs are the node's own addresses, the advertised one first.
 	NodeIPs() []netip.Addr
 }
+
+// Namespacer is the optional ability to give a pod a network namespace of
+// its own, which its containers share. Without it they have only the host's.
+type Namespacer interface {
+	// SetupNamespace is Setup for a pod of containers: its addresses, from the
+	// same allocator, are in Allocation.Namespace, and the host's ports lead to
+	// them. Teardown undoes it.
+	SetupNamespace(ctx context.Context, podUID string, ports []HostPort, previous *Allocation) (Allocation, error)
+	// Retake takes what SetupNamespace gave to an earlier agent; host ports
+	// stay as they are.
+	Retake(ctx context.Context, podUID string, previous Allocation) error
+}
+
+// HostPort is a port of the node that leads to one of a pod.
+type HostPort struct {
+	Host, Container int32
+	Protocol        string // TCP or UDP
+}
+
+// ErrNoNamespaces says that pods of containers need a network namespace each.
+var ErrNoNamespaces = errors.New("this node cannot make network namespaces, so containers can only use the host's network (hostNetwork: true)")
 
 // listenTCP opens a TCP listener and returns its descriptor alone.
 func listenTCP(ctx context.Context, addr netip.AddrPort) (*os.File, int32, error) {
@@ -118,6 +146,18 @@ func dial(ctx context.Context, network string, ip netip.Addr, port int32) (net.C
 	return d.DialContext(ctx, network, net.JoinHostPort(ip.String(), strconv.Itoa(int(port))))
 }
 
+// dialLoopback connects to the caller's own machine or namespace.
+func dialLoopback(ctx context.Context, port int32) (net.Conn, error) {
+	c, err := dial(ctx, "tcp4", netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+	if err == nil || ctx.Err() != nil {
+		return c, err
+	}
+	if c, err6 := dial(ctx, "tcp6", netip.IPv6Loopback(), port); err6 == nil {
+		return c, nil
+	}
+	return nil, err
+}
+
 func checkProtocol(protocol string) error {
 	switch protocol {
 	case "", "TCP":
@@ -132,4 +172,14 @@ func closeAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
 	}
+}
+
+// vethPrefix begins the names of the links of pods with a network namespace of
+// their own.
+const vethPrefix = "dnl-"
+
+// OwnLink says whether a link of the host was made by the agent whose network
+// namespace has the given name, or by any agent for a pod.
+func OwnLink(namespace, link string) bool {
+	return link == namespace+"0" || strings.HasPrefix(link, vethPrefix)
 }

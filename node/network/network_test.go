@@ -120,7 +120,7 @@ func TestNamespacedServesFromItsOwnAddress(t *testing.T) {
 	serve(t, n, &a, "first")
 	// A second agent finds everything in place, does not give the address
 	// to another pod, and gives it back to its own.
-	again, err := NewNamespaced(name, n.nodeIPs)
+	again, err := NewNamespaced(name, n.NodeIPs())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestNamespacedServesFromItsOwnAddress(t *testing.T) {
 	if err != nil || c.IP != a.IP {
 		t.Fatalf("got %v, had %v: %v", c, a, err)
 	}
-	third, err := NewNamespaced(name+"x", n.nodeIPs)
+	third, err := NewNamespaced(name+"x", n.NodeIPs())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,6 +65,11 @@ func (n *NodeAddress) Dial(ctx context.Context, a Allocation, network string, po
 	return dial(ctx, network, a.IP, a.Reached(port))
 }
 
+// Forward implements Network: a pod has no loopback of its own here.
+func (n *NodeAddress) Forward(ctx context.Context, a Allocation, port int32) (net.Conn, error) {
+	return n.Dial(ctx, a, "tcp", port)
+}
+
 // Teardown implements Network.
 func (n *NodeAddress) Teardown(context.Context, string) error { return nil }
 

@@ -1,5 +1,5 @@
-// Package probe runs one probe once: HTTP GET and TCP connect, as the
-// kubelet does. When, how often and what follows is the pod step's decision.
+// Package probe runs one probe once: HTTP GET, TCP connect, gRPC health check
+// and a command in the container, as the kubelet does. When, how often and what follows is the pod step's decision.
 package probe
 
 import (
@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,7 +21,7 @@ import (
 )
 
 // ErrUnsupported says that this kind of probe cannot be run for the pod.
-var ErrUnsupported = errors.New("probe not supported: only httpGet and tcpSocket are; a Wasm guest has no exec")
+var ErrUnsupported = errors.New("probe not supported: only httpGet, tcpSocket, grpc and, for containers, exec are; a Wasm guest has no exec")
 
 // maxBody is how much of an answer is read; the rest is not of interest.
 const maxBody = 10 << 10
@@ -30,9 +32,12 @@ type DialFunc func(ctx context.Context, network string, port int32) (net.Conn, e
 // PortFunc resolves a port number or name of the container.
 type PortFunc func(intstr.IntOrString) (int32, error)
 
+// ExecFunc runs a command in the container and gives its exit code.
+type ExecFunc func(ctx context.Context, command []string, out io.Writer) (int, error)
+
 // Run probes once within the probe's timeout. The message says what was
 // seen, for an event; it is empty when all is well.
-func Run(ctx context.Context, p *corev1.Probe, dial DialFunc, ports PortFunc) (ok bool, message string) {
+func Run(ctx context.Context, p *corev1.Probe, dial DialFunc, ports PortFunc, run ExecFunc) (ok bool, message string) {
 	timeout := time.Duration(max(1, p.TimeoutSeconds)) * time.Second
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -42,6 +47,10 @@ func Run(ctx context.Context, p *corev1.Probe, dial DialFunc, ports PortFunc) (o
 		err = httpGet(ctx, p.HTTPGet, dial, ports)
 	case p.TCPSocket != nil:
 		err = tcp(ctx, p.TCPSocket.Port, dial, ports)
+	case p.GRPC != nil:
+		err = health(ctx, p.GRPC, dial)
+	case p.Exec != nil && run != nil:
+		err = execute(ctx, p.Exec.Command, run)
 	default:
 		err = ErrUnsupported
 	}
@@ -52,6 +61,33 @@ func Run(ctx context.Context, p *corev1.Probe, dial DialFunc, ports PortFunc) (o
 		return false, fmt.Sprintf("no answer within %s: %v", timeout, err)
 	}
 	return false, err.Error()
+}
+
+// execute is healthy when the command ends with 0; what it printed says why not.
+func execute(ctx context.Context, command []string, run ExecFunc) error {
+	out := &head{left: maxBody}
+	code, err := run(ctx, command, out)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("command ended with exit code %d: %s", code, strings.ToValidUTF8(strings.TrimSpace(out.b.String()), "?"))
+	}
+	return err
+}
+
+// head keeps the beginning of what is written.
+type head struct {
+	mu   sync.Mutex
+	b    strings.Builder
+	left int
+}
+
+// Write implements io.Writer.
+func (h *head) Write(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := min(len(p), h.left)
+	h.b.Write(p[:n])
+	h.left -= n
+	return len(p), nil
 }
 
 func tcp(ctx context.Context, port intstr.IntOrString, dial DialFunc, ports PortFunc) error {

@@ -54,7 +54,7 @@ func TestRun(t *testing.T) {
 		"exec":     {&corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{}}}, false, "not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ok, msg := Run(t.Context(), c.p, dial, ports)
+			ok, msg := Run(t.Context(), c.p, dial, ports, nil)
 			if ok != c.ok || !strings.Contains(msg, c.says) || (ok && msg != "") {
 				t.Fatalf("got %v %q", ok, msg)
 			}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/internal/spare"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -38,8 +40,30 @@ var buckets = []string{bucketMeta, bucketAssignment, bucketObjects, bucketPods, 
 
 // Bolt is the Store on disk.
 type Bolt struct {
-	db    *bbolt.DB
-	boots uint64
+	db       *bbolt.DB
+	pageSize int
+	boots    uint64
+	commits  atomic.Uint64
+	spare    *spare.File
+}
+
+// spareBytes are kept aside for a full disk: room for the records of many
+// pods on their way out.
+const spareBytes = 512 << 10
+
+// update commits a transaction, synced, and counts it; in the space that was
+// kept aside when there is no other.
+func (b *Bolt) update(f func(tx *bbolt.Tx) error) error {
+	err := b.db.Update(f)
+	if full(err) && b.spare.Release() {
+		err = b.db.Update(f)
+	} else if err == nil {
+		b.spare.Renew()
+	}
+	if err == nil {
+		b.commits.Add(1)
+	}
+	return err
 }
 
 // Open opens or makes the database at path, waiting at most wait for another
@@ -89,8 +113,8 @@ func open(path string, wait time.Duration) (b *Bolt, err error) {
 	case err != nil:
 		return nil, fmt.Errorf("open node database %s: %w", path, err)
 	}
-	b = &Bolt{db: db}
-	switch err := db.Update(b.begin); {
+	b = &Bolt{db: db, pageSize: db.Info().PageSize, spare: spare.Open(path+".spare", spareBytes)}
+	switch err := b.update(b.begin); {
 	case full(err):
 		// What is known must start on a full disk too, so only the boot is
 		// not counted. The buckets are there unless the file is new.
@@ -250,7 +274,7 @@ func readAssignment(tx *bbolt.Tx, a *Assignment) error {
 
 // SaveAssignment implements Store.
 func (b *Bolt) SaveAssignment(a Assignment) error {
-	err := b.db.Update(func(tx *bbolt.Tx) error {
+	err := b.update(func(tx *bbolt.Tx) error {
 		var old Assignment
 		if err := readAssignment(tx, &old); err != nil {
 			return err
@@ -279,7 +303,7 @@ func (b *Bolt) Pods() ([]Pod, error) { return all[Pod](b.db, bucketPods) }
 
 // SavePod implements Store.
 func (b *Bolt) SavePod(p Pod) error {
-	if err := b.db.Update(func(tx *bbolt.Tx) error { return put(tx, bucketPods, p.UID, p) }); err != nil {
+	if err := b.update(func(tx *bbolt.Tx) error { return put(tx, bucketPods, p.UID, p) }); err != nil {
 		return fmt.Errorf("save pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil
@@ -287,7 +311,7 @@ func (b *Bolt) SavePod(p Pod) error {
 
 // DeletePod implements Store.
 func (b *Bolt) DeletePod(uid string, gone *Gone) error {
-	err := b.db.Update(func(tx *bbolt.Tx) error {
+	err := b.update(func(tx *bbolt.Tx) error {
 		if err := tx.Bucket([]byte(bucketPods)).Delete([]byte(uid)); err != nil || gone == nil {
 			return err
 		}
@@ -304,7 +328,7 @@ func (b *Bolt) Gones() ([]Gone, error) { return all[Gone](b.db, bucketGone) }
 
 // SaveGone implements Store.
 func (b *Bolt) SaveGone(g Gone) error {
-	if err := b.db.Update(func(tx *bbolt.Tx) error { return put(tx, bucketGone, g.UID, g) }); err != nil {
+	if err := b.update(func(tx *bbolt.Tx) error { return put(tx, bucketGone, g.UID, g) }); err != nil {
 		return fmt.Errorf("save tombstone %s: %w", g.UID, err)
 	}
 	return nil
@@ -312,7 +336,7 @@ func (b *Bolt) SaveGone(g Gone) error {
 
 // DeleteGone implements Store.
 func (b *Bolt) DeleteGone(uid string) error {
-	if err := b.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(bucketGone)).Delete([]byte(uid)) }); err != nil {
+	if err := b.update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(bucketGone)).Delete([]byte(uid)) }); err != nil {
 		return fmt.Errorf("delete tombstone %s: %w", uid, err)
 	}
 	return nil

@@ -21,7 +21,7 @@ var (
 	// ErrDamaged: a record or the file is not what was written.
 	ErrDamaged = errors.New("the node database is damaged")
 	// ErrNewer: the database was written by a newer version of the program.
-	ErrNewer = errors.New("the node database was written by a newer version")
+	ErrNewer = errors.New("the node database was written by a newer version: upgrade dunlin")
 )
 
 // Assignment is what the node holds of the control plane's wishes.
@@ -73,6 +73,8 @@ type Verdict struct {
 	Message string `cbor:"2,keyasint,omitempty"`
 	// Rejected: the pod never started anything here.
 	Rejected bool `cbor:"3,keyasint,omitempty"`
+	// Grace bounds, in seconds, what its containers get to end.
+	Grace *int64 `cbor:"4,keyasint,omitempty"`
 }
 
 // Pod is what must survive of one pod.
@@ -98,6 +100,9 @@ type Pod struct {
 	Finished bool `cbor:"13,keyasint,omitempty"`
 	// IPs stay known after the addresses were given back.
 	IPs []string `cbor:"14,keyasint,omitempty"`
+	// Claims are the names of the volumes of the pod's claims: their data stays
+	// for as long as the record does.
+	Claims []string `cbor:"15,keyasint,omitempty"`
 }
 
 // Gone is the tombstone of a pod whose last report is not acknowledged yet,

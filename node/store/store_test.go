@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/node/network"
@@ -298,4 +300,40 @@ func FuzzDecode(f *testing.F) {
 		var g Gone
 		_ = decode(bucketGone, "u", raw, &g)
 	})
+}
+
+// TestFigures: every commit is counted, with at least its meta page, and
+// reading costs nothing.
+func TestFigures(t *testing.T) {
+	b := openBolt(t, filepath.Join(t.TempDir(), "node.db"))
+	read := func() map[string]float64 {
+		t.Helper()
+		reg := prometheus.NewPedanticRegistry()
+		must(t, reg.Register(b))
+		families, err := reg.Gather()
+		must(t, err)
+		out := map[string]float64{}
+		for _, f := range families {
+			m := f.GetMetric()[0]
+			out[strings.TrimPrefix(f.GetName(), "dunlin_agent_store_")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+		return out
+	}
+	before := read()
+	if before["bytes"] < 4096 {
+		t.Errorf("%v", before)
+	}
+	for i := range 5 {
+		must(t, b.SavePod(samplePod(fmt.Sprint("u", i))))
+	}
+	if _, err := b.Pods(); err != nil {
+		t.Fatal(err)
+	}
+	after := read()
+	if n := after["writes_total"] - before["writes_total"]; n != 5 {
+		t.Errorf("%v commits of 5", n)
+	}
+	if n := after["written_bytes_total"] - before["written_bytes_total"]; n < 5*2*4096 || n > 1<<20 {
+		t.Errorf("5 commits wrote %v bytes", n)
+	}
 }

@@ -11,14 +11,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
 // Source gives the objects that volumes are made of, from the node's own
@@ -50,6 +55,10 @@ type Config struct {
 	// MemoryDir is on a memory file system (the run-time folder), for what
 	// must not reach the disk; empty or not in memory: Dir is used instead.
 	MemoryDir string
+	// ClaimsDir has the volumes of claims, which outlive pods; the agent's
+	// alone. Limited, if not nil, hears whether the size of one is limited.
+	ClaimsDir string
+	Limited   Limits
 	Logger    *slog.Logger
 }
 
@@ -58,6 +67,9 @@ type Volumes struct {
 	c      Config
 	root   bool
 	memory bool // MemoryDir really is in memory
+
+	making sync.Mutex // held while a claim's volume is made
+	owned  sync.Map   // pod uid and path of volumes whose owner was set for the pod
 }
 
 // New makes the base folders.
@@ -111,6 +123,10 @@ func (v *Volumes) prepare(pod *corev1.Pod, vol *corev1.Volume, src Source, f Fac
 		return hostPath(vol.HostPath)
 	case vol.EmptyDir != nil:
 		return v.emptyDir(pod, vol)
+	case vol.PersistentVolumeClaim != nil:
+		return v.claim(pod, vol.PersistentVolumeClaim.ClaimName, src, f)
+	case vol.Ephemeral != nil:
+		return v.claim(pod, manifests.EphemeralClaimName(pod, vol.Name), src, f)
 	case vol.ConfigMap != nil:
 		files, err := configMapFiles(pod.Namespace, vol.ConfigMap.LocalObjectReference, vol.ConfigMap.Items, vol.ConfigMap.Optional, src)
 		if err != nil {
@@ -306,6 +322,12 @@ func SubPath(volume, sub string) (string, error) {
 // link, and host paths are left alone.
 func (v *Volumes) Teardown(_ context.Context, podUID string) error {
 	var errs []error
+	v.owned.Range(func(k, _ any) bool {
+		if k.(ownedKey).pod == podUID {
+			v.owned.Delete(k)
+		}
+		return true
+	})
 	bases := []string{v.c.Dir}
 	if v.memory {
 		bases = append(bases, v.c.MemoryDir)
@@ -372,10 +394,29 @@ func (v *Volumes) List() ([]string, error) {
 			return nil, fmt.Errorf("list volumes: %w", err)
 		}
 		for _, e := range entries {
-			if !slices.Contains(out, e.Name()) {
+			if e.IsDir() && workload.IsUID(e.Name()) && !slices.Contains(out, e.Name()) {
 				out = append(out, e.Name())
 			}
 		}
 	}
 	return out, nil
+}
+
+// DiskUsage is what a pod's volumes take on the durable disk.
+func (v *Volumes) DiskUsage(podUID string) (bytes, inodes int64) {
+	dir, err := v.podDir(v.c.Dir, podUID)
+	if err != nil {
+		return 0, 0
+	}
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it may go meanwhile
+		}
+		inodes++
+		if info, err := d.Info(); err == nil && d.Type().IsRegular() {
+			bytes += info.Size()
+		}
+		return nil
+	})
+	return bytes, inodes
 }

@@ -47,9 +47,11 @@ func newVolumes(t *testing.T) *Volumes {
 
 var nobody = Facts{NodeName: "n1", HostIPs: []string{"192.0.2.1"}, PodIPs: []string{"10.42.0.1"}, UID: -1, GID: -1}
 
+const podUID = "a14ff9c8-7d34-4a5e-9b5f-0123456789ab"
+
 func pod(vols ...corev1.Volume) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: "p", UID: "u-1", Labels: map[string]string{"b": "2", "a": "x\"y"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: "p", UID: podUID, Labels: map[string]string{"b": "2", "a": "x\"y"}},
 		Spec: corev1.PodSpec{Volumes: vols, Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{"cpu": resource.MustParse("1500m"), "memory": resource.MustParse("64Mi")},
 		}}}},
@@ -190,7 +192,7 @@ func TestTeardownNeverFollowsLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // idempotent
-		if err := v.Teardown(t.Context(), "u-1"); err != nil {
+		if err := v.Teardown(t.Context(), podUID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -201,10 +203,10 @@ func TestTeardownNeverFollowsLinks(t *testing.T) {
 		t.Fatalf("left %v", l)
 	}
 	// The pod's folder itself replaced by a link.
-	if err := os.Symlink(precious, filepath.Join(v.c.Dir, "u-1")); err != nil {
+	if err := os.Symlink(precious, filepath.Join(v.c.Dir, podUID)); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.Teardown(t.Context(), "u-1"); err != nil {
+	if err := v.Teardown(t.Context(), podUID); err != nil {
 		t.Fatal(err)
 	}
 	if read(t, precious+"/keep") != "x" {
@@ -301,7 +303,7 @@ func TestMemoryAndOwnership(t *testing.T) {
 	group, user := int64(2345), int64(1234)
 	p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group, RunAsUser: &user}
 	src := &objects{secrets: map[string]*corev1.Secret{"s": {Data: map[string][]byte{"k": []byte("v")}}}}
-	t.Cleanup(func() { _ = v.Teardown(t.Context(), "u-1") })
+	t.Cleanup(func() { _ = v.Teardown(t.Context(), podUID) })
 	for range 2 { // again after an agent restart: not mounted twice
 		paths, err := v.Prepare(t.Context(), p, src, nobody)
 		if err != nil {
@@ -318,10 +320,10 @@ func TestMemoryAndOwnership(t *testing.T) {
 			t.Fatalf("secret: uid %d gid %d mode %o", st.Uid, st.Gid, st.Mode)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(v.c.Dir, "u-1", "m", "big"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+	if err := os.WriteFile(filepath.Join(v.c.Dir, podUID, "m", "big"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("the size limit does not hold: %v", err)
 	}
-	if err := v.Teardown(t.Context(), "u-1"); err != nil {
+	if err := v.Teardown(t.Context(), podUID); err != nil {
 		t.Fatal(err)
 	}
 	if l, _ := v.List(); len(l) != 0 {
@@ -333,7 +335,7 @@ func TestFieldErrors(t *testing.T) {
 	p := pod()
 	p.Annotations = map[string]string{"x/y": "z"}
 	for path, want := range map[string]string{
-		"metadata.annotations['x/y']": "z", "metadata.labels['b']": "2", "metadata.uid": "u-1", "status.podIP": "10.42.0.1",
+		"metadata.annotations['x/y']": "z", "metadata.labels['b']": "2", "metadata.uid": podUID, "status.podIP": "10.42.0.1",
 		"status.hostIP": "192.0.2.1", "spec.nodeName": "n1", "status.podIPs": "10.42.0.1",
 	} {
 		if got, err := Field(p, path, nobody); err != nil || got != want {
@@ -345,5 +347,21 @@ func TestFieldErrors(t *testing.T) {
 	}
 	if _, err := Resource(p, "none", &corev1.ResourceFieldSelector{Resource: "limits.cpu"}, nobody); err == nil {
 		t.Error("an unknown container was taken")
+	}
+}
+
+// What has not the form of a pod's folder is nobody's to remove.
+func TestListNamesPodsOnly(t *testing.T) {
+	v := newVolumes(t)
+	for _, err := range []error{
+		os.Mkdir(filepath.Join(v.c.Dir, "photos"), 0o700), os.Mkdir(filepath.Join(v.c.Dir, podUID), 0o700),
+		os.WriteFile(filepath.Join(v.c.Dir, "b14ff9c8-7d34-4a5e-9b5f-0123456789ab"), nil, 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l, err := v.List(); err != nil || len(l) != 1 || l[0] != podUID {
+		t.Fatalf("%v, %v", l, err)
 	}
 }

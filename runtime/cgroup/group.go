@@ -49,15 +49,28 @@ func (g *group) dirs() []string {
 }
 
 func (g *group) make() error {
+	made := map[string]bool{}
 	for c, root := range g.tree.roots {
-		at := root
+		at, rel := root, ""
 		for _, part := range strings.Split(g.path, "/") {
 			if g.v2 {
 				enable(at)
 			}
-			at = filepath.Join(at, part)
-			if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			at, rel = filepath.Join(at, part), filepath.Join(rel, part)
+			err := os.Mkdir(at, 0o755)
+			if err != nil && !errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("control group %s (%s): %w", g.path, c, err)
+			}
+			if err == nil {
+				made[rel] = true
+			}
+		}
+	}
+	// Only now: a bound needs the group in every hierarchy.
+	for rel := range made {
+		if b, ok := g.tree.bounds[rel]; ok {
+			if err := g.tree.apply(rel, b); err != nil {
+				return err
 			}
 		}
 	}
@@ -264,6 +277,7 @@ func (g *group) Remove() error {
 			}
 		}
 	}
+	g.lift()
 	return errors.Join(errs...)
 }
 

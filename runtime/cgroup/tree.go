@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,8 +9,10 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,7 +38,10 @@ type Tree struct {
 	// on v1 (several controllers may share one).
 	roots map[string]string
 
-	mu sync.Mutex // making and pruning folders
+	all []string // mount points of every hierarchy
+
+	mu     sync.Mutex // making and pruning folders
+	bounds map[string]Bound
 }
 
 // New finds out what can be used, by making the root group. It fails on
@@ -50,8 +56,9 @@ func New(cfg Config) *Tree {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &Tree{cfg: cfg, roots: map[string]string{}}
+	t := &Tree{cfg: cfg, roots: map[string]string{}, bounds: map[string]Bound{}}
 	mounts, err := readMounts(cfg.Mount)
+	t.all = mounts.all
 	switch {
 	case err != nil:
 		t.facts = Facts{Mode: None, Reason: err.Error()}
@@ -73,8 +80,9 @@ func (t *Tree) Facts() Facts { return t.facts }
 
 // mountsFound are the hierarchies of this machine.
 type mountsFound struct {
-	v1 map[string]string // controller to mount point
-	v2 string
+	v1  map[string]string // controller to mount point
+	v2  string
+	all []string // every hierarchy's mount point, also those without limits
 }
 
 func readMounts(below string) (mountsFound, error) {
@@ -101,7 +109,9 @@ func parseMounts(text, below string) mountsFound {
 		switch types[0] {
 		case "cgroup2":
 			m.v2 = at
+			m.all = append(m.all, at)
 		case "cgroup":
+			m.all = append(m.all, at)
 			for opt := range strings.SplitSeq(types[2], ",") {
 				for _, c := range controllers {
 					if opt == c {
@@ -256,12 +266,13 @@ func (t *Tree) Create(p string, l Limits) (Group, error) {
 		return nil, fmt.Errorf("%w: %s", ErrNone, t.facts.Reason)
 	}
 	t.mu.Lock()
-	err = g.make()
-	t.mu.Unlock()
-	if err != nil {
+	defer t.mu.Unlock()
+	if err = g.make(); err != nil {
 		return nil, err
 	}
-	return g, g.Set(l)
+	err = g.Set(l)
+	g.lift()
+	return g, err
 }
 
 // Open is a group that was made before; its methods treat one that is gone
@@ -282,6 +293,75 @@ func (t *Tree) group(p string) (*group, error) {
 	return &group{tree: t, path: p, v2: t.facts.Mode == V2}, nil
 }
 
+// Name is a group's path from the hierarchies' roots on, as an OCI bundle
+// has it ("/dunlin/pods/...").
+func (t *Tree) Name(p string) string { return path.Join("/", t.cfg.Name, p) }
+
+// Prune removes an ended group on every hierarchy, those without limits
+// too, where an OCI runtime makes groups as well; and the empty ones above it.
+func (t *Tree) Prune(p string) error {
+	if _, err := t.group(p); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	for _, at := range t.all {
+		root := filepath.Join(at, t.cfg.Name)
+		errs = append(errs, removeTree(filepath.Join(root, p)))
+		for up := filepath.Dir(p); up != "."; up = filepath.Dir(up) {
+			if unix.Rmdir(filepath.Join(root, up)) != nil {
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// End kills everything in a group and those below it, "" for the whole tree,
+// and waits until nothing is left there: what an agent that was killed had
+// started and not written down.
+func (t *Tree) End(ctx context.Context, p string) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		pids := t.processes(p)
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("processes %v of control group %s/%s do not end: %w", pids, t.cfg.Name, p, ctx.Err())
+		}
+	}
+}
+
+// processes are those of a group and below, on any hierarchy; not this one.
+func (t *Tree) processes(p string) []int {
+	seen := map[int]bool{os.Getpid(): true}
+	var out []int
+	for _, at := range t.all {
+		_ = filepath.WalkDir(filepath.Join(at, t.cfg.Name, p), func(file string, d fs.DirEntry, err error) error {
+			if err != nil || d.Name() != "cgroup.procs" {
+				return nil //nolint:nilerr // a group that is gone has no processes
+			}
+			b, _ := os.ReadFile(file)
+			for _, f := range strings.Fields(string(b)) {
+				if pid, err := strconv.Atoi(f); err == nil && pid > 0 && !seen[pid] {
+					seen[pid] = true
+					out = append(out, pid)
+				}
+			}
+			return nil
+		})
+	}
+	return out
+}
+
 // Destroy removes the root group if nothing is in it any more.
 func (t *Tree) Destroy() error {
 	t.mu.Lock()
@@ -289,6 +369,9 @@ func (t *Tree) Destroy() error {
 	var errs []error
 	for _, root := range t.roots {
 		errs = append(errs, removeTree(root))
+	}
+	for _, at := range t.all {
+		errs = append(errs, removeTree(filepath.Join(at, t.cfg.Name)))
 	}
 	return errors.Join(errs...)
 }

@@ -48,7 +48,7 @@ func Apply(c Config) (Facts, error) {
 		f.Missing = append(f.Missing, "no system call filter: "+err.Error())
 		return f, nil
 	}
-	if err := filter(); err != nil {
+	if err := filter(c.Connect); err != nil {
 		return f, fmt.Errorf("seccomp: %w", err)
 	}
 	f.Seccomp = true
@@ -175,6 +175,14 @@ func restrict(c Config) error {
 	for _, p := range c.ReadWrite {
 		rules = append(rules, rule(p, true))
 	}
+	if c.Connect {
+		if len(c.Ports) == 0 {
+			return cfg.RestrictPaths(rules...)
+		}
+		for _, p := range c.Ports {
+			rules = append(rules, landlock.ConnectTCP(p))
+		}
+	}
 	return cfg.Restrict(rules...)
 }
 
@@ -241,18 +249,35 @@ var allowed = []string{
 	// open sockets
 	"accept", "accept4", "recvfrom", "sendto", "recvmsg", "sendmsg", "shutdown", "getsockname", "getpeername", "setsockopt", "getsockopt",
 	// the rest of the Go runtime
-	"getrandom", "uname", "sysinfo", "getrlimit", "ugetrlimit", "prlimit64", "getuid", "getuid32", "getgid", "getgid32", "geteuid", "geteuid32", "getegid", "getegid32", "rt_sigtimedwait",
+	"getrandom", "getrusage", "uname", "sysinfo", "getrlimit", "ugetrlimit", "prlimit64", "getuid", "getuid32", "getgid", "getgid32", "geteuid", "geteuid32", "getegid", "getegid32", "rt_sigtimedwait",
 }
 
 // filter installs the allow-list on all threads. What is not on it fails
 // with EPERM: a guest never reaches it, and a Go runtime of another version
 // that tries something optional goes on.
-func filter() error {
+func filter(connect bool) error {
 	info, err := arch.GetInfo("")
 	if err != nil {
 		return err
 	}
-	names := slices.DeleteFunc(slices.Clone(allowed), func(n string) bool {
+	// Threads, never processes.
+	conditional := []seccomp.NameWithConditions{{
+		Name:       "clone",
+		Conditions: []seccomp.Condition{{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}},
+	}}
+	if connect {
+		for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
+			conditional = append(conditional, seccomp.NameWithConditions{
+				Name:       "socket",
+				Conditions: []seccomp.Condition{{Argument: 0, Operation: seccomp.Equal, Value: family}},
+			})
+		}
+	}
+	list := slices.Clone(allowed)
+	if connect {
+		list = append(list, "connect")
+	}
+	names := slices.DeleteFunc(list, func(n string) bool {
 		_, known := info.SyscallNames[n]
 		return !known
 	})
@@ -266,16 +291,7 @@ func filter() error {
 				// A C library that cannot use clone3 falls back to clone, whose
 				// flags a filter can see.
 				{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
-				{
-					Action: seccomp.ActionAllow,
-					// Threads, never processes.
-					NamesWithCondtions: []seccomp.NameWithConditions{{
-						Name: "clone",
-						Conditions: []seccomp.Condition{
-							{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD},
-						},
-					}},
-				},
+				{Action: seccomp.ActionAllow, NamesWithCondtions: conditional},
 			},
 		},
 	})

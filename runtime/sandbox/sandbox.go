@@ -13,6 +13,11 @@ type Config struct {
 	// ReadOnly and ReadWrite are the folders and files that stay reachable.
 	ReadOnly  []string
 	ReadWrite []string
+	// Connect lets it make sockets of IPv4 and IPv6 and connect them, over TCP
+	// to Ports alone (none is all); the kernel sees to that where landlock
+	// knows ports (Linux 6.7). Which addresses is the process's own affair.
+	Connect bool
+	Ports   []uint16
 	// NoFile is the limit of open descriptors; 0 keeps it.
 	NoFile uint64
 	// Data is the limit in bytes of private writable memory (RLIMIT_DATA);

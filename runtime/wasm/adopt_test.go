@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/runtime/process"
 	"github.com/dunlin-project/dunlin/runtime/wasm/host"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -92,7 +93,7 @@ func TestDamagedRunFolder(t *testing.T) {
 	b := newBench(t)
 	s := b.spec("sleep", "sleep")
 	pid := b.start(s).PID
-	start, err := host.StartTime(pid)
+	start, err := process.StartTime(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func TestDamagedRunFolder(t *testing.T) {
 	if err != nil || len(states) != 0 {
 		t.Errorf("found %+v, %v", states, err)
 	}
-	b.until("the end of the process", func() bool { return !alive(pid, start) })
+	b.until("the end of the process", func() bool { return !process.Alive(pid, start) })
 	_ = reap(pid)
 	if _, ok, err := b.State(t.Context(), s.ID); ok || err != nil {
 		t.Errorf("%v %v", ok, err)
@@ -121,43 +122,43 @@ func TestModuleStore(t *testing.T) {
 		}
 		return se.Reason
 	}
-	_, err := b.Prepare(ctx, "team/app:1", "IfNotPresent", nil)
+	_, err := b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "IfNotPresent"}, nil)
 	if reason(err) != "ErrImagePull" || !strings.Contains(err.Error(), "dunlin import") {
 		t.Errorf("an unknown name: %v", err)
 	}
-	if _, err = b.Prepare(ctx, "team/app:1", "Never", nil); reason(err) != "ErrImageNeverPull" {
+	if _, err = b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "Never"}, nil); reason(err) != "ErrImageNeverPull" {
 		t.Errorf("an unknown name with Never: %v", err)
 	}
 	src := filepath.Join(t.TempDir(), "app.wasm")
 	copyFile(t, "testdata/print.wasm", src)
-	imported, err := b.Store().ImportFile(ctx, "team/app:1", src)
+	imported, err := b.ImportFile(ctx, "team/app:1", src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, image := range []string{"team/app:1", "team/app@" + imported.Digest, "file://" + src} {
-		if got, err := b.Prepare(ctx, image, "IfNotPresent", nil); err != nil || got.Digest != imported.Digest {
+		if got, err := b.Prepare(ctx, workload.ImageRequest{Image: image, Policy: "IfNotPresent"}, nil); err != nil || got.Digest != imported.Digest {
 			t.Errorf("%s: %+v, %v", image, got, err)
 		}
 	}
 	if err := os.WriteFile(b.Store().BlobPath(imported.Digest), []byte("\x00asm damaged"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Prepare(ctx, "team/app:1", "Never", nil); err != nil {
+	if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "Never"}, nil); err != nil {
 		t.Errorf("a damaged module whose source is there: %v", err)
 	}
 	if err := os.Remove(src); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Prepare(ctx, "file://"+src, "IfNotPresent", nil); err != nil {
+	if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "file://" + src, Policy: "IfNotPresent"}, nil); err != nil {
 		t.Errorf("known work without its file: %v", err)
 	}
-	if _, err := b.Prepare(ctx, "file://"+src, "Always", nil); reason(err) != "ErrImagePull" {
+	if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "file://" + src, Policy: "Always"}, nil); reason(err) != "ErrImagePull" {
 		t.Errorf("Always without the file: %v", err)
 	}
 	if err := os.WriteFile(b.Store().BlobPath(imported.Digest), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Prepare(ctx, "team/app:1", "Never", nil); reason(err) != ReasonDamaged {
+	if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "Never"}, nil); reason(err) != ReasonDamaged {
 		t.Errorf("a damaged module without a source: %v", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/internal/scratch"
 	"github.com/dunlin-project/dunlin/runtime/wasm/host"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -59,13 +60,12 @@ func newCache(dir string, maxBytes int64, binary string, uid int, log *slog.Logg
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("compile cache: %w", err)
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, ".new-*")); err == nil {
-		for _, d := range left {
-			_ = os.RemoveAll(d)
-		}
-	}
+	scratch.Sweep(dir, compiling)
 	return &cache{dir: dir, maxBytes: maxBytes, binary: binary, uid: uid, log: log, turn: make(chan struct{}, 1)}, nil
 }
+
+// compiling is the name of code that is still being made.
+const compiling = ".new-*"
 
 // interpreted says that there is no machine code on this architecture.
 func interpreted() bool { return runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" }
@@ -125,7 +125,7 @@ func (c *cache) ensure(ctx context.Context, digest string, open func() (*os.File
 		return got, nil
 	}
 	if progress != nil {
-		progress("compiling")
+		progress(workload.Compiling)
 	}
 	start := time.Now()
 	if err := c.compile(ctx, digest, open); err != nil {
@@ -138,10 +138,12 @@ func (c *cache) ensure(ctx context.Context, digest string, open func() (*os.File
 }
 
 func (c *cache) compile(ctx context.Context, digest string, open func() (*os.File, error)) (err error) {
-	tmp, err := os.MkdirTemp(c.dir, ".new-")
+	scratch.Sweep(c.dir, compiling)
+	tmp, release, err := scratch.Folder(c.dir, compiling)
 	if err != nil {
 		return fmt.Errorf("compile: %w", err)
 	}
+	defer release()
 	defer func() {
 		if err != nil {
 			_ = os.RemoveAll(tmp)
@@ -206,15 +208,20 @@ func (c *cache) runChild(ctx context.Context, code, tmp string, open func() (*os
 		_ = stderr.Close()
 		_ = os.Remove(stderrPath)
 	}()
+	outer := ctx
 	ctx, cancel := context.WithTimeoutCause(ctx, compileTimeout, fmt.Errorf("compiling took longer than %s", compileTimeout))
 	defer cancel()
 	p, err := spawn(c.binary, host.CommandCompile, module, dir, stderr, nil, nil)
 	if err != nil {
 		return err
 	}
+	oomScore(p.pid, compilerScore)
 	reply, err := p.send(ctx, host.Spec{Sandbox: host.Identity{UID: c.uid, GID: c.uid, Data: compileMemory}})
 	ws := killChild(p.pid)
 	if err != nil {
+		if outer.Err() != nil { // says nothing about the module
+			return fmt.Errorf("compile: %w", context.Cause(outer))
+		}
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
@@ -275,8 +282,8 @@ func (c *cache) evict(keep string) {
 	var all []entry
 	var total int64
 	for _, d := range entries {
-		if strings.HasPrefix(d.Name(), ".") {
-			continue
+		if _, err := hex.DecodeString(d.Name()); err != nil || len(d.Name()) != len(key("")) || !d.IsDir() {
+			continue // not ours
 		}
 		path := filepath.Join(c.dir, d.Name())
 		st, err := os.Stat(path)

@@ -36,6 +36,9 @@ type ForegroundOptions struct {
 	StateDir string
 	// HostBinary as in Config.
 	HostBinary string
+	// Progress gets one word for what takes long before the guest can start,
+	// "compiling"; may be nil.
+	Progress workload.Progress
 	// Warn gets one sentence for each isolation that is missing; may be nil.
 	Warn func(string)
 	// Started is called with the addresses of the listeners; may be nil.
@@ -84,7 +87,7 @@ func RunForeground(ctx context.Context, o ForegroundOptions) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	if code, err := foregroundCode(ctx, o.StateDir, binary, digest, o.Path, log); err == nil {
+	if code, err := foregroundCode(ctx, &o, binary, digest, log); err == nil {
 		spec.CacheDir, spec.CacheSum = code.dir, code.sum
 	} else if ctx.Err() != nil {
 		return 1, err
@@ -158,7 +161,8 @@ func foregroundPorts(ctx context.Context, ports []string, spec *host.Spec) (file
 	return files, addresses, nil
 }
 
-func foregroundCode(ctx context.Context, dir, binary, digest, path string, log *slog.Logger) (compiled, error) {
+func foregroundCode(ctx context.Context, o *ForegroundOptions, binary, digest string, log *slog.Logger) (compiled, error) {
+	dir := o.StateDir
 	if dir == "" {
 		user, err := os.UserCacheDir()
 		if err != nil {
@@ -170,7 +174,7 @@ func foregroundCode(ctx context.Context, dir, binary, digest, path string, log *
 	if err != nil {
 		return compiled{}, err
 	}
-	return c.ensure(ctx, digest, func() (*os.File, error) { return openRegular(path) }, nil)
+	return c.ensure(ctx, digest, func() (*os.File, error) { return openRegular(o.Path) }, o.Progress)
 }
 
 func foregroundRun(ctx context.Context, binary string, spec host.Spec, module *os.File, sockets []*os.File, started func([]string)) (int, error) {
@@ -189,6 +193,9 @@ func foregroundRun(ctx context.Context, binary string, spec host.Spec, module *o
 	}
 	if err != nil {
 		killChild(p.pid)
+		if ctx.Err() != nil { // whatever it looked like, this is why
+			err = context.Cause(ctx)
+		}
 		return 1, err
 	}
 	started(reply.Missing)

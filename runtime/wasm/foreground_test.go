@@ -20,13 +20,32 @@ func foreground(t *testing.T, ctx context.Context, o ForegroundOptions) (int, st
 	stdout := os.Stdout
 	os.Stdout = out
 	defer func() { os.Stdout = stdout }()
-	o.StateDir = t.TempDir()
+	if o.StateDir == "" {
+		o.StateDir = t.TempDir()
+	}
 	code, rerr := RunForeground(ctx, o)
 	text, err := os.ReadFile(out.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return code, string(text), rerr
+}
+
+// TestForegroundSaysThatItCompiles: the first time only.
+func TestForegroundSaysThatItCompiles(t *testing.T) {
+	if interpreted() {
+		t.Skip("nothing is compiled on this processor")
+	}
+	dir := t.TempDir()
+	var said []string
+	for range 2 {
+		if code, _, err := foreground(t, t.Context(), ForegroundOptions{Path: "testdata/print.wasm", StateDir: dir, Progress: func(s string) { said = append(said, s) }}); code != 0 || err != nil {
+			t.Fatal(code, err)
+		}
+	}
+	if len(said) != 1 || said[0] != "compiling" {
+		t.Errorf("said %q", said)
+	}
 }
 
 func TestForeground(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"sort"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/dunlin-project/dunlin/runtime/wasm/host"
 )
 
 // ErrInvalidModule says that a file is not a module that can run here; the
@@ -277,7 +279,7 @@ func (o *outline) imports(info *ModuleInfo) []string {
 		default:
 			o.err = true
 		}
-		if kind == 0 && module == "wasi_snapshot_preview1" && wasiFunctions[name] {
+		if kind == 0 && module == "wasi_snapshot_preview1" && (wasiFunctions[name] || host.Extends(name)) {
 			continue
 		}
 		missing = append(missing, printable(module+"."+name))

@@ -75,13 +75,15 @@ func TestGuestsThatMustBeKilled(t *testing.T) {
 				}
 				check()
 			})
-			t.Run("recursion", func(t *testing.T) {
-				s := limited(t, b, "recurse", 256<<20)
-				if st := b.ended(s.ID); st.Reason != "Trap" || !strings.HasPrefix(st.Message, "stack overflow") {
-					t.Errorf("ended %+v", st)
-				}
-				check()
-			})
+			for _, limit := range []int64{256, 64, 32} { // the kernel stops the last
+				t.Run(fmt.Sprintf("recursion in %d MiB", limit), func(t *testing.T) {
+					s := limited(t, b, "recurse", limit<<20)
+					if st := b.ended(s.ID); st.Reason != "Trap" || !strings.HasPrefix(st.Message, "stack overflow") {
+						t.Errorf("ended %+v", st)
+					}
+					check()
+				})
+			}
 			t.Run("memory to 4 GiB", func(t *testing.T) {
 				s := limited(t, b, "grow", 32<<20)
 				st := b.ended(s.ID)

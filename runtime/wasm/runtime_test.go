@@ -134,7 +134,7 @@ func (b *bench) spec(module, container string) workload.Spec {
 func (b *bench) specFile(path, container string) workload.Spec {
 	b.t.Helper()
 	image := "file://" + path
-	st, err := b.Prepare(b.t.Context(), image, "IfNotPresent", nil)
+	st, err := b.Prepare(b.t.Context(), workload.ImageRequest{Image: image, Policy: "IfNotPresent"}, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -254,6 +254,32 @@ func TestLifeOfAGuest(t *testing.T) {
 				t.Errorf("start of an ended attempt: %+v, %v", again, err)
 			}
 		})
+	}
+}
+
+// TestImageUsage: what is kept is counted once, with the code made of it.
+func TestImageUsage(t *testing.T) {
+	b := newBench(t)
+	usage := func() workload.ImageUsage {
+		t.Helper()
+		u, err := b.Images()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	if u := usage(); u != (workload.ImageUsage{}) {
+		t.Errorf("an empty store holds %+v", u)
+	}
+	s := b.spec("print", "print")
+	b.start(s)
+	b.ended(s.ID)
+	st, err := b.Prepare(t.Context(), workload.ImageRequest{Image: s.Image, Policy: "Never"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u := usage(); u.Images != 1 || u.Bytes != st.Size || !interpreted() && u.CompiledBytes < 100 {
+		t.Errorf("one module of %d bytes: %+v", st.Size, u)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/runtime/process"
 	"github.com/dunlin-project/dunlin/runtime/wasm/host"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -47,7 +48,7 @@ func (r *Runtime) readHost(dir string) (h host.HostRecord, ok bool) {
 }
 
 func (r *Runtime) isAlive(h host.HostRecord) bool {
-	return h.BootID == host.BootID() && alive(h.PID, h.StartTime)
+	return h.BootID == process.BootID() && process.Alive(h.PID, h.StartTime)
 }
 
 func (r *Runtime) read(id workload.ID) (workload.State, bool, error) {
@@ -74,11 +75,11 @@ func (r *Runtime) read(id workload.ID) (workload.State, bool, error) {
 	st.PID, st.StartedAt = h.PID, h.StartedAt
 	if r.isAlive(h) {
 		st.Phase = workload.Running
-		r.watch.add(id, h.PID, h.StartTime)
+		r.watch.Add(id, h.PID, h.StartTime)
 		return st, true, nil
 	}
-	if p := r.watch.get(id); p != nil {
-		p.waitEnd(time.Second) // how it ended is known once it is reaped
+	if p := r.watch.Get(id); p != nil {
+		p.WaitEnd(time.Second) // how it ended is known once it is reaped
 	}
 	end, err := r.exit(dir, rec, h)
 	if err != nil {
@@ -106,7 +107,8 @@ func (r *Runtime) exit(dir string, rec record, h host.HostRecord) (host.ExitReco
 		return e, fmt.Errorf("exit record: %w", err)
 	}
 	if err := atomicfile.Write(path, b, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return e, err
+		// On a full disk, say: the agent keeps what it is told now.
+		r.log.Warn("the end of a container cannot be noted in its folder", "container", rec.ID.Container, "uid", rec.ID.PodUID, "err", err)
 	}
 	return e, nil
 }
@@ -114,17 +116,20 @@ func (r *Runtime) exit(dir string, rec record, h host.HostRecord) (host.ExitReco
 // conclude words the end of a host that left no record of its own.
 func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitRecord {
 	e := host.ExitRecord{ExitCode: 137, Signal: int(syscall.SIGKILL), Reason: host.ReasonError, FinishedAt: time.Now().UTC()}
-	if h.BootID != host.BootID() {
+	if h.BootID != process.BootID() {
 		e.Reason, e.Message = reasonHostLost, "the machine was restarted while it ran"
 		return e
 	}
 	if rec.Cgroup != "" && r.cfg.Cgroups != nil {
 		if st, err := r.cfg.Cgroups.Open(rec.Cgroup).Stats(); err == nil && st.OOMKills > 0 {
 			e.Reason, e.Message = reasonOOM, "it used more memory than its limit and was killed by the kernel"
-			return e
+			if !host.HasMemoryLimit(dir) {
+				e.Message = "the pods of this node used all memory that they may, and the kernel killed this one (it has no limit of its own)"
+			}
+			return overflowed(dir, e)
 		}
 	}
-	ws, known := r.watch.waitStatus(rec.ID)
+	ws, known := r.watch.WaitStatus(rec.ID)
 	if known && ws.Exited() {
 		e.ExitCode, e.Signal = ws.ExitStatus(), 0
 	} else if known && ws.Signaled() {
@@ -134,12 +139,22 @@ func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitR
 	switch {
 	case strings.Contains(text, "out of memory"), strings.Contains(text, "cannot allocate memory"):
 		e.Reason, e.Message = reasonOOM, "its host program could get no more memory: "+text
+		e = overflowed(dir, e)
 	case text != "":
 		e.Reason, e.Message = reasonHostLost, "its host program failed: "+text
 	case known:
 		e.Message = "it was killed (" + describe(ws) + ")"
 	default:
 		e.Message = "it was killed, and left no record of its end"
+	}
+	return e
+}
+
+// overflowed names a guest's endless recursion, which ends as any shortage of
+// memory does where the limit is small.
+func overflowed(dir string, e host.ExitRecord) host.ExitRecord {
+	if message, ok := host.StackOverflow(dir); ok {
+		e.Reason, e.Message = host.ReasonTrap, message
 	}
 	return e
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dunlin-project/dunlin/runtime/process"
 	"github.com/dunlin-project/dunlin/runtime/wasm/host"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -24,12 +25,12 @@ func (r *Runtime) Stop(ctx context.Context, id workload.ID, grace time.Duration)
 		return nil
 	}
 	if err := host.Send(r.folder(id), host.Request{Command: "stop", Grace: grace}, controlTimeout); err != nil {
-		r.log.Warn("host did not take the stop request", "container", id.Container, "pid", p.pid, "err", err)
+		r.log.Warn("host did not take the stop request", "container", id.Container, "pid", p.PID, "err", err)
 	}
 	t := time.NewTimer(grace + stopSlack)
 	defer t.Stop()
 	select {
-	case <-p.ended:
+	case <-p.Ended():
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("stop %s: %w", id.Container, context.Cause(ctx))
@@ -52,32 +53,32 @@ func (r *Runtime) Kill(ctx context.Context, id workload.ID) error {
 	return r.kill(ctx, id, p)
 }
 
-func (r *Runtime) kill(ctx context.Context, id workload.ID, p *watched) error {
-	if err := r.watch.signal(p, unix.SIGKILL); err != nil {
+func (r *Runtime) kill(ctx context.Context, id workload.ID, p *process.Watched) error {
+	if err := r.watch.Signal(p, unix.SIGKILL); err != nil {
 		return fmt.Errorf("kill %s: %w", id.Container, err)
 	}
 	select {
-	case <-p.ended:
+	case <-p.Ended():
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("kill %s: %w", id.Container, context.Cause(ctx))
 	case <-time.After(killTimeout):
-		return fmt.Errorf("kill %s: process %d does not end (waiting for a disk?)", id.Container, p.pid)
+		return fmt.Errorf("kill %s: process %d does not end (waiting for a disk?)", id.Container, p.PID)
 	}
 }
 
 // process returns the attempt's live process, adopting it if need be; nil
 // when there is none.
-func (r *Runtime) process(id workload.ID) *watched {
-	if p := r.watch.get(id); p != nil {
+func (r *Runtime) process(id workload.ID) *process.Watched {
+	if p := r.watch.Get(id); p != nil {
 		return p
 	}
 	h, ok := r.readHost(r.folder(id))
 	if !ok || !r.isAlive(h) {
 		return nil
 	}
-	r.watch.add(id, h.PID, h.StartTime)
-	return r.watch.get(id)
+	r.watch.Add(id, h.PID, h.StartTime)
+	return r.watch.Get(id)
 }
 
 // Remove implements workload.Runtime.
@@ -109,6 +110,6 @@ func (r *Runtime) remove(ctx context.Context, id workload.ID) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove %s: %w", id.Container, err)
 	}
-	r.watch.forget(id)
+	r.watch.Forget(id)
 	return nil
 }

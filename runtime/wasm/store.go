@@ -13,13 +13,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/internal/scratch"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -66,16 +66,16 @@ func NewStore(dir string, maxBytes int64, fetcher Fetcher, log *slog.Logger) (*S
 			return nil, fmt.Errorf("module store: %w", err)
 		}
 	}
-	// What a power cut left of imports.
-	if left, err := filepath.Glob(filepath.Join(s.blobs(), ".import-*")); err == nil {
-		for _, f := range left {
-			if st, err := os.Stat(f); err == nil && time.Since(st.ModTime()) > time.Hour {
-				_ = os.Remove(f)
-			}
-		}
-	}
+	s.sweep()
+	sweepOld(filepath.Join(dir, "names"), ".*.tmp*")
 	return s, nil
 }
+
+// importing is the name of a module that is still being read.
+const importing = ".import-*"
+
+// sweep removes what killed imports left.
+func (s *Store) sweep() { scratch.Sweep(s.blobs(), importing) }
 
 func (s *Store) blobs() string { return filepath.Join(s.dir, "blobs", "sha256") }
 
@@ -93,36 +93,6 @@ func validDigest(d string) bool {
 	return err == nil
 }
 
-// Import reads a module, checks it, and keeps it under its digest and, when
-// name is not empty, under name. source is the file it came from, if any.
-func (s *Store) Import(ctx context.Context, name, source string, r io.Reader) (workload.ImageState, error) {
-	if name != "" {
-		if err := checkName(name); err != nil {
-			return workload.ImageState{}, err
-		}
-	}
-	st, err := s.add(ctx, r)
-	if err != nil || name == "" {
-		return st, err
-	}
-	rec := nameRecord{Name: name, Digest: st.Digest, Source: source, Size: st.Size, ImportedAt: s.clock.Now().UTC()}
-	return st, s.writeName(rec)
-}
-
-// ImportFile is Import of a file.
-func (s *Store) ImportFile(ctx context.Context, name, path string) (workload.ImageState, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return workload.ImageState{}, fmt.Errorf("import: %w", err)
-	}
-	f, err := openRegular(abs)
-	if err != nil {
-		return workload.ImageState{}, err
-	}
-	defer func() { _ = f.Close() }()
-	return s.Import(ctx, name, abs, f)
-}
-
 func checkName(name string) error {
 	if len(name) > 200 || strings.HasPrefix(name, "file://") || strings.ContainsAny(name, "@ \t\r\n\x00") {
 		return &workload.StartError{Reason: ReasonInvalidName, Message: fmt.Sprintf("%q is not a name for a module", name),
@@ -135,7 +105,7 @@ func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, &workload.StartError{Reason: ReasonPull, Message: "cannot open the module", Err: err,
-			Hint: fmt.Sprintf("%s must exist on this node and be readable by the agent: %v", path, rootCause(err))}
+			Hint: fmt.Sprintf("%s must exist on this node and be readable here: %v", path, rootCause(err))}
 	}
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
@@ -156,70 +126,6 @@ func rootCause(err error) error {
 	return err
 }
 
-// add copies r into the store.
-func (s *Store) add(ctx context.Context, r io.Reader) (st workload.ImageState, err error) {
-	f, err := os.CreateTemp(s.blobs(), ".import-*")
-	if err != nil {
-		return st, fmt.Errorf("import: %w", err)
-	}
-	defer func() {
-		_ = f.Close()
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	h := sha256.New()
-	n, err := io.Copy(io.MultiWriter(f, h), &limitedReader{ctx: ctx, r: r, left: s.maxBytes})
-	if err != nil {
-		if errors.Is(err, errTooLarge) {
-			return st, &workload.StartError{Reason: ReasonInvalidModule,
-				Message: fmt.Sprintf("the module is larger than the limit of %d MiB", s.maxBytes>>20), Err: err}
-		}
-		return st, fmt.Errorf("import: %w", err)
-	}
-	if _, err := Inspect(f, n); err != nil {
-		if errors.Is(err, ErrInvalidModule) {
-			return st, &workload.StartError{Reason: ReasonInvalidModule, Message: err.Error(), Err: err}
-		}
-		return st, fmt.Errorf("import: %w", err)
-	}
-	st = workload.ImageState{Digest: digestPrefix + hex.EncodeToString(h.Sum(nil)), Size: n}
-	if s.check(st.Digest) == nil {
-		return st, os.Remove(f.Name()) // known: nothing is written again
-	}
-	if err := errors.Join(f.Chmod(0o644), f.Sync()); err != nil {
-		return st, fmt.Errorf("import: %w", err)
-	}
-	if err := os.Rename(f.Name(), s.BlobPath(st.Digest)); err != nil {
-		return st, fmt.Errorf("import: %w", err)
-	}
-	return st, atomicfile.SyncDir(s.blobs())
-}
-
-var errTooLarge = errors.New("too large")
-
-// limitedReader fails, instead of ending, where io.LimitReader ends.
-type limitedReader struct {
-	ctx  context.Context
-	r    io.Reader
-	left int64
-}
-
-func (l *limitedReader) Read(p []byte) (int, error) {
-	if err := l.ctx.Err(); err != nil {
-		return 0, err
-	}
-	if int64(len(p)) > l.left+1 {
-		p = p[:l.left+1]
-	}
-	n, err := l.r.Read(p)
-	l.left -= int64(n)
-	if l.left < 0 {
-		return 0, errTooLarge
-	}
-	return n, err
-}
-
 func (s *Store) namePath(name string) string {
 	return filepath.Join(s.dir, "names", url.PathEscape(name)+".json")
 }
@@ -229,12 +135,7 @@ func (s *Store) writeName(r nameRecord) error {
 	if err != nil {
 		return fmt.Errorf("import: %w", err)
 	}
-	path := s.namePath(r.Name)
-	if len(filepath.Base(path)) > 255 {
-		sum := sha256.Sum256([]byte(r.Name))
-		path = filepath.Join(s.dir, "names", "long-"+hex.EncodeToString(sum[:])+".json")
-	}
-	if err := atomicfile.Write(path, b, 0o644); err != nil {
+	if err := atomicfile.Write(s.recordPath(r.Name), b, 0o644); err != nil {
 		return fmt.Errorf("import: %w", err)
 	}
 	return nil
@@ -243,11 +144,7 @@ func (s *Store) writeName(r nameRecord) error {
 // readName returns what a name means; ok is false when it is unknown or its
 // record is damaged (which is then set aside).
 func (s *Store) readName(name string) (r nameRecord, ok bool) {
-	path := s.namePath(name)
-	if len(filepath.Base(path)) > 255 {
-		sum := sha256.Sum256([]byte(name))
-		path = filepath.Join(s.dir, "names", "long-"+hex.EncodeToString(sum[:])+".json")
-	}
+	path := s.recordPath(name)
 	b, err := atomicfile.Read(path)
 	if err == nil {
 		err = json.Unmarshal(b, &r)
@@ -262,40 +159,15 @@ func (s *Store) readName(name string) (r nameRecord, ok bool) {
 	return r, true
 }
 
-// Named is one entry of List.
-type Named struct {
-	Name, Digest, Source string
-	Size                 int64
-	ImportedAt           time.Time
-}
-
-// List returns the imported names, sorted.
-func (s *Store) List() ([]Named, error) {
-	entries, err := os.ReadDir(filepath.Join(s.dir, "names"))
-	if err != nil {
-		return nil, fmt.Errorf("module store: %w", err)
-	}
-	var out []Named
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".json" {
-			continue
-		}
-		b, err := atomicfile.Read(filepath.Join(s.dir, "names", e.Name()))
-		var r nameRecord
-		if err != nil || json.Unmarshal(b, &r) != nil {
-			continue
-		}
-		out = append(out, Named{Name: r.Name, Digest: r.Digest, Source: r.Source, Size: r.Size, ImportedAt: r.ImportedAt})
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i].Name < out[j].Name })
-	return out, nil
-}
-
-// Resolve makes the module that image names available and returns its
-// digest. policy is the pod's imagePullPolicy.
-func (s *Store) Resolve(ctx context.Context, image, policy string) (workload.ImageState, error) {
+// Resolve makes the module that a pod asks for available and returns its
+// digest; ready is asked about what is new here, as in Import. A file, then
+// what was imported under that name or digest, then the registry that the name
+// begins with.
+func (s *Store) Resolve(ctx context.Context, req workload.ImageRequest, ready Ready, progress workload.Progress) (workload.ImageState, error) {
+	s.sweep() // an agent may run for years after an import was killed
+	image := req.Image
 	if path, ok := strings.CutPrefix(image, "file://"); ok {
-		return s.resolveFile(ctx, image, path, policy)
+		return s.resolveFile(ctx, image, path, req.Policy, ready)
 	}
 	name, digest, pinned := strings.Cut(image, "@")
 	if pinned {
@@ -307,7 +179,7 @@ func (s *Store) Resolve(ctx context.Context, image, policy string) (workload.Ima
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return st, err
 		}
-		return s.fetch(ctx, image, policy, digest)
+		return s.fetch(ctx, req, ready, progress)
 	}
 	if err := checkName(image); err != nil {
 		return workload.ImageState{}, err
@@ -315,10 +187,10 @@ func (s *Store) Resolve(ctx context.Context, image, policy string) (workload.Ima
 	if r, ok := s.readName(image); ok {
 		return s.usable(ctx, r.Digest, image)
 	}
-	return s.fetch(ctx, image, policy, "")
+	return s.fetch(ctx, req, ready, progress)
 }
 
-func (s *Store) resolveFile(ctx context.Context, image, path, policy string) (workload.ImageState, error) {
+func (s *Store) resolveFile(ctx context.Context, image, path, policy string, ready Ready) (workload.ImageState, error) {
 	if !filepath.IsAbs(path) {
 		return workload.ImageState{}, &workload.StartError{Reason: ReasonInvalidName, Fatal: true,
 			Message: fmt.Sprintf("%q is not file:// and an absolute path", image), Hint: "write file:///path/to/app.wasm"}
@@ -346,7 +218,7 @@ func (s *Store) resolveFile(ctx context.Context, image, path, policy string) (wo
 		return workload.ImageState{}, err
 	}
 	defer func() { _ = f.Close() }()
-	got, err := s.add(ctx, f)
+	got, err := s.take(ctx, f, ready)
 	if err != nil {
 		return got, err
 	}
@@ -366,31 +238,6 @@ func inode(st fs.FileInfo) uint64 {
 		return s.Ino
 	}
 	return 0
-}
-
-func (s *Store) fetch(ctx context.Context, image, policy, digest string) (workload.ImageState, error) {
-	if policy == "Never" {
-		return workload.ImageState{}, &workload.StartError{Reason: ReasonNeverPull,
-			Message: fmt.Sprintf("module %s is not on this node and imagePullPolicy is Never", image), Hint: "import it with `dunlin import " + image + " FILE`"}
-	}
-	if s.fetcher == nil {
-		return workload.ImageState{}, &workload.StartError{Reason: ReasonPull,
-			Message: fmt.Sprintf("module %s is not on this node, and this build does not pull from registries", image),
-			Hint:    fmt.Sprintf("run `dunlin import %s FILE` on the node, or use image: file:///path/to/app.wasm", strings.SplitN(image, "@", 2)[0])}
-	}
-	r, err := s.fetcher.Fetch(ctx, image)
-	if err != nil {
-		return workload.ImageState{}, err
-	}
-	defer func() { _ = r.Close() }()
-	st, err := s.add(ctx, r)
-	if err != nil {
-		return st, err
-	}
-	if digest != "" && st.Digest != digest {
-		return st, &workload.StartError{Reason: ReasonPull, Message: fmt.Sprintf("module %s was asked for and %s was delivered", digest, st.Digest)}
-	}
-	return st, s.writeName(nameRecord{Name: image, Digest: st.Digest, Size: st.Size, ImportedAt: s.clock.Now().UTC()})
 }
 
 // errDamaged says that a module is not what its digest says.
@@ -471,7 +318,7 @@ func (s *Store) Open(ctx context.Context, digest, name string) (*os.File, error)
 	}
 	if r, ok := s.readName(name); name != "" && ok && r.Source != "" && r.Digest == digest {
 		if src, oerr := openRegular(r.Source); oerr == nil {
-			st, aerr := s.add(ctx, src)
+			st, aerr := s.take(ctx, src, nil)
 			_ = src.Close()
 			if aerr == nil && st.Digest == digest {
 				s.log.Info("module taken again from its file", "digest", digest, "file", r.Source)
@@ -492,32 +339,4 @@ func orDigest(name, digest string) string {
 		return digest
 	}
 	return name
-}
-
-// Prune deletes the modules that no name and no keep needs, and returns how
-// many bytes that freed.
-func (s *Store) Prune(keep func(digest string) bool) (int64, error) {
-	named, err := s.List()
-	if err != nil {
-		return 0, err
-	}
-	used := map[string]bool{}
-	for _, n := range named {
-		used[n.Digest] = true
-	}
-	entries, err := os.ReadDir(s.blobs())
-	if err != nil {
-		return 0, fmt.Errorf("module store: %w", err)
-	}
-	var freed int64
-	for _, e := range entries {
-		d := digestPrefix + e.Name()
-		if used[d] || !validDigest(d) || keep(d) {
-			continue
-		}
-		if st, err := e.Info(); err == nil && os.Remove(s.BlobPath(d)) == nil {
-			freed += st.Size()
-		}
-	}
-	return freed, nil
 }

@@ -5,10 +5,11 @@ package wasm
 
 import (
 	"context"
-	"io"
 	"log/slog"
 
 	"github.com/dunlin-project/dunlin/runtime/cgroup"
+	"github.com/dunlin-project/dunlin/runtime/images"
+	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
 // Handler is the RuntimeClass handler of this runtime.
@@ -27,7 +28,8 @@ type Config struct {
 	HostBinary string
 	// Cgroups is where containers are limited; nil means no control groups.
 	Cgroups *cgroup.Tree
-	// Fetcher gets modules that are in no store; nil refuses them.
+	// Fetcher gets modules that no file or imported name stands for; nil
+	// refuses them.
 	Fetcher Fetcher
 	// MaxModuleBytes bounds one module; 0 is 256 MiB.
 	MaxModuleBytes int64
@@ -39,8 +41,9 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// Fetcher gets a module that is not on this node.
+// Fetcher gets modules from registries; implemented by images.Puller.
 type Fetcher interface {
-	// Fetch returns the module that ref names. Errors are *workload.StartError.
-	Fetch(ctx context.Context, ref string) (io.ReadCloser, error)
+	// Module makes the module that the request's image names available, by its
+	// pull policy. Errors are *workload.StartError.
+	Module(ctx context.Context, req workload.ImageRequest, progress workload.Progress) (images.Module, error)
 }

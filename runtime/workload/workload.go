@@ -33,6 +33,11 @@ type Mount struct {
 	Source   string // absolute host path, already prepared
 	Target   string // absolute guest path
 	ReadOnly bool
+	// Recursive applies ReadOnly to what is mounted below Source, too.
+	Recursive bool
+	// Propagation of mounts made below it later: "" (none), "rslave" (from the
+	// host), "rshared" (both ways).
+	Propagation string
 }
 
 // Resources are one container's. 0 is "not set".
@@ -52,6 +57,24 @@ type Identity struct {
 	Groups   []int64
 }
 
+// Security is what a container may do. A Wasm guest can do none of it, and
+// its runtime ignores this.
+type Security struct {
+	Privileged bool
+	// Capabilities by their names without "CAP_"; "ALL" is all.
+	AddCapabilities, DropCapabilities []string
+	NoNewPrivileges                   bool
+	RunAsNonRoot                      bool // refuse to start as uid 0
+	// Seccomp is "" or "RuntimeDefault" for the runtime's profile,
+	// "Unconfined", or the absolute path of a profile on the node.
+	Seccomp string
+	// ProcUnmasked shows all of /proc.
+	ProcUnmasked bool
+	Sysctls      map[string]string
+	// StrictGroups ignores the groups that the image gives the user.
+	StrictGroups bool
+}
+
 // Spec describes one container to start.
 type Spec struct {
 	ID           ID
@@ -68,10 +91,24 @@ type Spec struct {
 	Listeners    []Listener
 	Resources    Resources
 	Identity     Identity
-	Stdin        bool
+	Security     Security
+	// Namespace is the network namespace's path; empty is the host's network.
+	// A Wasm guest has no use for it.
+	Namespace string
+	Stdin     bool
+	// StdinOnce closes standard input when the first client that attached
+	// leaves.
+	StdinOnce    bool
 	TTY          bool
 	ReadOnlyRoot bool
 	Hostname     string
+	// StopSignal ("SIGTERM") that asks it to end; empty is the image's.
+	StopSignal string
+	// TerminationPath is a file in the container whose content becomes the
+	// State's Message; empty is none. TerminationFallback takes the end of the
+	// log when the file is empty and the container failed.
+	TerminationPath     string
+	TerminationFallback bool
 	// CgroupParent is the pod's cgroup, relative to the agent's root cgroup
 	// ("pods/<qos>/<uid>"); the container's cgroup is made below it.
 	CgroupParent string
@@ -82,7 +119,17 @@ type Spec struct {
 	// the last extension (at-most-one pods with a finite deadline), measured
 	// on CLOCK_BOOTTIME by the process that survives the agent.
 	StopDeadline time.Duration
-	Annotations  map[string]string
+	// Outbound is what a Wasm guest may connect to (annotation
+	// dunlin.dev/outbound); containers have a network of their own.
+	Outbound    Outbound
+	Annotations map[string]string
+}
+
+// Outbound is a guest's way out.
+type Outbound struct {
+	Allow  string   // the annotation; "" is nothing
+	DNS    []string // servers, ip:port
+	Search []string // domains in which short names are looked for
 }
 
 // Phase of a container attempt.
@@ -115,6 +162,24 @@ type State struct {
 	LogPath string
 }
 
+// ImageRequest asks for an image on behalf of a pod.
+type ImageRequest struct {
+	Image        string // as written in the manifest
+	Policy       string // the pod's imagePullPolicy: Always, IfNotPresent, Never
+	PodNamespace string
+	// Credentials are the pod's imagePullSecrets, in order; those that match
+	// the registry are tried one after the other.
+	Credentials []RegistryCredential
+}
+
+// RegistryCredential is what one entry of a pull secret says.
+type RegistryCredential struct {
+	Registry string // "registry.example:5000", or with the beginning of a path
+	Username string
+	Password string
+	Token    string // an identity token instead of a password
+}
+
 // ImageState is the outcome of Prepare.
 type ImageState struct {
 	Digest string
@@ -124,6 +189,17 @@ type ImageState struct {
 // Progress reports a slow Prepare (pull, compile); may be nil.
 type Progress func(message string)
 
+// Words that Progress messages are, or begin with.
+const (
+	// Compiling is told before a module is compiled.
+	Compiling = "compiling"
+	// Pulling begins what is told while an image is on its way.
+	Pulling = "pulling: "
+	// Kept begins what is told when the registry could not be asked whether a
+	// tag has moved, and what is here is used.
+	Kept = "kept: "
+)
+
 // Runtime starts and watches containers. All methods are idempotent, safe to
 // call again after a crash at any point, and safe for concurrent use on
 // different IDs.
@@ -131,9 +207,8 @@ type Runtime interface {
 	// Name is the RuntimeClass handler: "wazero".
 	Name() string
 	// Prepare makes the image usable offline: fetched or imported, verified by
-	// digest, compiled. policy is the pod's imagePullPolicy.
-	// A *StartError tells why in the user's words.
-	Prepare(ctx context.Context, image, policy string, progress Progress) (ImageState, error)
+	// digest, compiled or unpacked. A *StartError tells why in the user's words.
+	Prepare(ctx context.Context, r ImageRequest, progress Progress) (ImageState, error)
 	// Start starts the attempt, unless it already exists (then it is adopted).
 	// It takes over Listeners' files: they are closed in the agent on return.
 	Start(ctx context.Context, s Spec) (State, error)
@@ -160,9 +235,51 @@ type Extender interface {
 	Extend(ctx context.Context, id ID, until time.Duration) error
 }
 
+// Size of a terminal, in characters.
+type Size struct {
+	Width, Height uint16
+}
+
+// Streams are the ends of a process's input and output; nil ones are not
+// used. With TTY there is no Stderr.
+type Streams struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	TTY            bool
+	Resize         <-chan Size // closed at the end, may be nil
+}
+
 // Execer is the optional ability to run another command beside a container.
 type Execer interface {
-	Exec(ctx context.Context, id ID, command []string, stdin io.Reader, stdout, stderr io.Writer) (exitCode int, err error)
+	// Exec returns when the command has ended and its output is written, or
+	// kills it when ctx ends.
+	Exec(ctx context.Context, id ID, command []string, io Streams) (exitCode int, err error)
+}
+
+// Attacher is the optional ability to join a container's own input and
+// output, from now on.
+type Attacher interface {
+	// Attach returns when the container ended or ctx does.
+	Attach(ctx context.Context, id ID, io Streams) error
+}
+
+// Inputter is the optional ability to write to a container's standard input.
+// A runtime that has it and is no Attacher is attached to by way of its log.
+type Inputter interface {
+	// Input fails when the container was started without Stdin, or is gone.
+	Input(ctx context.Context, id ID) (io.WriteCloser, error)
+}
+
+// ImageCounter is the optional ability to tell what a runtime's images take.
+type ImageCounter interface {
+	Images() (ImageUsage, error)
+}
+
+// ImageUsage is what a runtime's images take on this node.
+type ImageUsage struct {
+	Images        int
+	Bytes         int64
+	CompiledBytes int64 // machine code made of them
 }
 
 // StatsReader is the optional ability to read an attempt's usage.
@@ -184,7 +301,9 @@ type StartError struct {
 	Message string
 	Hint    string
 	Fatal   bool // trying again cannot help until the spec changes
-	Err     error
+	// RetryAfter is how long whoever refused asks to wait; 0 is not said.
+	RetryAfter time.Duration
+	Err        error
 }
 
 // Error implements error.

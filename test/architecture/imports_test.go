@@ -18,7 +18,7 @@ const module = "github.com/dunlin-project/dunlin/"
 
 // layers maps a top folder to those it may import (besides itself).
 var layers = map[string][]string{
-	"cmd":          {"cli", "runtime", "internal"},
+	"cmd":          {"cli", "node", "runtime", "internal"},
 	"cli":          {"controlplane", "node", "runtime", "gossip", "pki", "manifests", "wire", "internal"},
 	"controlplane": {"gossip", "pki", "manifests", "wire", "internal"},
 	"node":         {"gossip", "runtime", "pki", "manifests", "wire", "internal"},

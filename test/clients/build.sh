@@ -11,6 +11,11 @@ for m in kubectl informer manager; do
   echo "building $m"
   (cd "$m" && CGO_ENABLED=0 go build -trimpath -ldflags "$flags" -o "$out/$m" .)
 done
+for v in 3 4; do
+  [ -x "$out/helm$v" ] && [ "$out/helm$v" -nt "helm$v/go.mod" ] && continue
+  echo "building helm $v"
+  (cd "helm$v" && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$out/helm$v" "helm.sh/helm/v$v/cmd/helm")
+done
 if [ ! -x "$out/kubectl-1.20" ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   echo "unpacking Debian's kubernetes-client"
   tmp=$(mktemp -d)

@@ -1,7 +1,7 @@
 //go:build clients
 
 // Package clients runs unmodified clients of Kubernetes against a real
-// server: kubectl 1.37 and 1.20, a client-go informer, a controller-runtime
+// server: kubectl 1.37 and 1.20, Helm 3, a client-go informer, a controller-runtime
 // manager. 'make clients' builds and runs them.
 package clients
 
@@ -31,13 +31,20 @@ type kubectl struct {
 
 func newKubectl(t *testing.T, c *cluster.Cluster, name, ns string) *kubectl {
 	t.Helper()
+	k := newProgram(t, c, name)
+	k.ns = ns
+	k.ok("create", "namespace", ns)
+	return k
+}
+
+// newProgram is any client program that takes -n, in the default namespace.
+func newProgram(t *testing.T, c *cluster.Cluster, name string) *kubectl {
+	t.Helper()
 	bin := filepath.Join(cluster.Root(t), "bin", "clients", name)
 	if _, err := os.Stat(bin); err != nil {
 		t.Skipf("SKIPPED: %v (test/clients/build.sh makes it; Debian's kubectl needs apt and root)", err)
 	}
-	k := &kubectl{t: t, c: c, bin: bin, ns: ns, env: append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HOME="+t.TempDir())}
-	k.ok("create", "namespace", ns)
-	return k
+	return &kubectl{t: t, c: c, bin: bin, ns: "default", env: append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HOME="+t.TempDir())}
 }
 
 func (k *kubectl) command(stdin string, args ...string) (string, error) {
@@ -124,6 +131,7 @@ func TestKubectl(t *testing.T) {
 	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
 	c.Import("print.wasm", filepath.Join(cluster.Root(t), "test", "clients", "testdata", "ticker.wasm"))
 	c.Import("fail.wasm", cluster.Module(t, "fail"))
+	c.Import("hold.wasm", cluster.Module(t, "hold"))
 	for _, bin := range []string{"kubectl", "kubectl-1.20"} {
 		t.Run(bin, func(t *testing.T) {
 			old := bin == "kubectl-1.20"
@@ -134,6 +142,7 @@ func TestKubectl(t *testing.T) {
 			k.rollouts()
 			k.change(old)
 			k.logs()
+			k.top(old)
 			k.removal()
 		})
 	}
@@ -146,6 +155,11 @@ func (k *kubectl) discovery(old bool) {
 	k.has(w("FIELD", "replicas"), "explain", "deployment.spec")
 	k.has(w("KIND", "podAffinity"), "explain", "pod.spec.affinity")
 	k.has(w("yes"), "auth", "can-i", "create", "pods")
+	k.fails(`User "jane" cannot list resource "pods"`, "get", "pods", "--as=jane")
+	k.ok("get", "pods", "--as=jane", "--as-group=system:masters")
+	k.has(w("dunlin_agent_connected 1"), "get", "--raw", "/api/v1/nodes/e2e/proxy/metrics")
+	k.has(w("bind_conflicts_total", "dunlin_raft_leading 1"), "get", "--raw", "/metrics")
+	k.fails(`cannot get resource "nodes/proxy"`, "get", "--raw", "/api/v1/nodes/e2e/proxy/metrics", "--as=jane")
 	k.has(w("Kubernetes control plane"), "cluster-info")
 	k.has(w("kube-system"), "get", "namespaces")
 	k.has(w("e2e", "Ready"), "get", "nodes", "-o", "wide")
@@ -169,7 +183,7 @@ func (k *kubectl) applyAndGet(old bool) {
 	for _, f := range []string{"yaml", "json", "name", "custom-columns=N:.metadata.name", "jsonpath={.items[*].metadata.name}", "go-template={{len .items}}"} {
 		k.ok("get", "pods", "-o", f)
 	}
-	k.ok("get", "pods", "--sort-by=.metadata.name")
+	k.sorted()
 	k.has(w("web-"), "get", "pods", "--field-selector=status.phase=Running")
 	k.has(w("web-"), "get", "pods", "-A", "--chunk-size=1")
 	k.has(w("web-"), "get", "pods", "--show-labels", "-l", "app in (web)")
@@ -189,6 +203,37 @@ func (k *kubectl) applyAndGet(old bool) {
 		k.has(w("web"), "events", "--for", "deployment/web")
 	}
 	k.has(w("Scheduled"), "get", "events")
+}
+
+// sorted checks that --sort-by prints every object, in order: kubectl then
+// reads the objects in the table's rows.
+func (k *kubectl) sorted() {
+	k.t.Helper()
+	for _, c := range []string{"order-b=2", "order-c=1", "order-a=3"} {
+		name, v, _ := strings.Cut(c, "=")
+		k.ok("create", "cm", name, "--from-literal=rank="+v)
+		k.ok("label", "cm", name, "order=yes")
+	}
+	for field, want := range map[string]string{
+		".metadata.name": "order-a order-b order-c",
+		".data.rank":     "order-c order-b order-a",
+	} {
+		out := k.ok("get", "cm", "-l", "order=yes", "--no-headers", "--sort-by="+field)
+		var got []string
+		for line := range strings.Lines(out) {
+			name, _, _ := strings.Cut(line, " ")
+			got = append(got, name)
+		}
+		if strings.Join(got, " ") != want {
+			k.t.Errorf("get cm --sort-by=%s: %q, want %q\n%s", field, got, want, out)
+		}
+	}
+	for _, kind := range []string{"pods", "deploy", "rs", "nodes", "events"} {
+		if out := k.ok("get", kind, "--sort-by=.metadata.name"); strings.Count(out, "\n") < 2 {
+			k.t.Errorf("get %s --sort-by prints no rows:\n%s", kind, out)
+		}
+	}
+	k.ok("delete", "cm", "-l", "order=yes")
 }
 
 // watch runs a command that follows, has do cause something, and waits until
@@ -357,4 +402,6 @@ func (k *kubectl) removal() {
 	k.ok("delete", "namespace", k.ns, "--timeout=60s")
 	k.ns = "default"
 	k.has(w("ok"), "get", "--raw", "/readyz")
+	k.has(w("https://kubernetes.default.svc", "/openid/v1/jwks", "ES256"), "get", "--raw", "/.well-known/openid-configuration")
+	k.has(w(`"kty":"EC"`, `"alg":"ES256"`), "get", "--raw", "/openid/v1/jwks")
 }

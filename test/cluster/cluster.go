@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -66,12 +67,13 @@ type Cluster struct {
 // New starts a one-node cluster; everything goes when the test ends.
 func New(t testing.TB, flags ...string) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, Dir: t.TempDir(), NetNS: fmt.Sprintf("dne%d", rand.IntN(1e6)), flags: flags}
-	if err := os.Chmod(c.Dir, 0o711); err != nil { // guests run as other users
-		t.Fatal(err)
-	}
-	t.Cleanup(c.destroy)
-	c.Start()
+	return NewAt(t, t.TempDir(), flags...)
+}
+
+// NewAt is New with its folders below dir.
+func NewAt(t testing.TB, dir string, flags ...string) *Cluster {
+	t.Helper()
+	c := start(t, dir, flags)
 	c.Eventually(60*time.Second, "the node is Ready", func() error {
 		var n corev1.Node
 		if err := c.Get("node/e2e", &n); err != nil {
@@ -87,10 +89,25 @@ func New(t testing.TB, flags ...string) *Cluster {
 	return c
 }
 
-// DirFlags are the folder flags of every command on this node.
-func (c *Cluster) DirFlags() []string {
-	return []string{"--state-dir", filepath.Join(c.Dir, "state"), "--run-dir", filepath.Join(c.Dir, "run"), "--config-dir", filepath.Join(c.Dir, "config")}
+// NewControlPlane starts a server without a node in its process.
+func NewControlPlane(t testing.TB, flags ...string) *Cluster {
+	t.Helper()
+	return start(t, t.TempDir(), append([]string{"--no-node"}, flags...))
 }
+
+func start(t testing.TB, dir string, flags []string) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, Dir: dir, NetNS: fmt.Sprintf("dne%d", rand.IntN(1e6)), flags: flags}
+	if err := os.Chmod(c.Dir, 0o711); err != nil { // guests run as other users
+		t.Fatal(err)
+	}
+	t.Cleanup(c.destroy)
+	c.Start()
+	return c
+}
+
+// DirFlags are the folder flags of every command on this node.
+func (c *Cluster) DirFlags() []string { return dirFlags(c.Dir) }
 
 // Kubeconfig is where the administrator's is.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "config", "admin.kubeconfig") }
@@ -99,23 +116,24 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "config", "a
 // time and keeps afterwards, as a real server keeps its address.
 func (c *Cluster) Start() {
 	c.t.Helper()
-	args := append([]string{"server", "--node-name", "e2e", "--netns", c.NetNS, "--listen", c.Address(), "--gossip-port", "0", "--pod-cidr", c.podCIDR()}, c.DirFlags()...)
+	args := append([]string{"server", "--node-name", "e2e", "--netns", c.NetNS, "--listen", c.Address(), "--gossip-port", "0"}, c.DirFlags()...)
+	if !slices.Contains(c.flags, "--pod-cidr") {
+		args = append(args, "--pod-cidr", c.podCIDR())
+	}
 	args = append(args, c.flags...)
 	var err error
 	if c.log, err = os.OpenFile(filepath.Join(c.Dir, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	c.Cmd = exec.Command(Binary(c.t), args...)
-	c.Cmd.Stdout, c.Cmd.Stderr = c.log, c.log
-	c.Cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := c.Cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
+	c.Cmd = process(c.t, c.log, args...)
 	c.Eventually(60*time.Second, "the API answers", func() error {
 		_, err := c.Try("get", "nodes")
 		return err
 	})
 }
+
+// SetFlags replaces the further flags of the next Start.
+func (c *Cluster) SetFlags(flags ...string) { c.flags = flags }
 
 // Address is where the API listens.
 func (c *Cluster) Address() string {
@@ -171,6 +189,7 @@ func (c *Cluster) destroy() {
 			<-done
 		}
 	}
+	_ = c.log.Close()
 	args := append([]string{"server", "sweep", "--netns", c.NetNS}, c.DirFlags()...)
 	if out, err := exec.Command(Binary(c.t), args...).CombinedOutput(); err != nil {
 		c.t.Errorf("sweep: %v: %s", err, out)
@@ -188,17 +207,50 @@ func (c *Cluster) destroy() {
 }
 
 // Try runs the command line against the cluster.
-func (c *Cluster) Try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+func (c *Cluster) Try(args ...string) (string, error) { return c.TryIn("", args...) }
+
+// TryIn is Try with an input.
+func (c *Cluster) TryIn(in string, args ...string) (string, error) {
+	out, _, err := commandLine(c.t, 2*time.Minute, c.Kubeconfig(), in, args...)
+	return out, err
+}
+
+// commandLine runs the built program as the administrator of a kubeconfig.
+func commandLine(t testing.TB, d time.Duration, kubeconfig, in string, args ...string) (out, errs string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, Binary(c.t), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
-	var out, errw bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errw
-	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("dunlin %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(errw.String()))
+	cmd := exec.CommandContext(ctx, Binary(t), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	var o, e bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in), &o, &e
+	if err = cmd.Run(); err != nil {
+		err = fmt.Errorf("dunlin %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(e.String()))
 	}
-	return out.String(), nil
+	return o.String(), e.String(), err
+}
+
+// process starts the built program in a process group of its own, which
+// writes to log.
+func process(t testing.TB, log *os.File, args ...string) *exec.Cmd {
+	t.Helper()
+	return program(t, log, append([]string{Binary(t)}, args...)...)
+}
+
+// program is process for any program.
+func program(t testing.TB, log *os.File, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+// dirFlags are the folder flags of every command on a node below dir.
+func dirFlags(dir string) []string {
+	return []string{"--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run"), "--config-dir", filepath.Join(dir, "config")}
 }
 
 // Run is Try that must succeed.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,6 +78,41 @@ func (s *Site) NewMachine() *Machine {
 	return m
 }
 
+// NewMachineBehindNAT adds a machine behind a router that hides it: it can
+// reach the site, and nothing there can reach it.
+func (s *Site) NewMachineBehindNAT() *Machine {
+	s.t.Helper()
+	router := s.NewMachine()
+	s.n++
+	m := &Machine{s: s, ns: fmt.Sprintf("%sm%d", s.bridge, s.n), veth: fmt.Sprintf("%sv%d", s.bridge, s.n), IP: "192.168.77.2"}
+	s.ip("netns", "add", m.ns)
+	s.t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", m.ns).Run() })
+	s.ip("-n", router.ns, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", m.ns)
+	s.ip("-n", router.ns, "addr", "add", "192.168.77.1/24", "dev", "lan")
+	s.ip("-n", router.ns, "link", "set", "lan", "up")
+	s.ip("-n", m.ns, "addr", "add", m.IP+"/24", "dev", "eth0")
+	s.ip("-n", m.ns, "link", "set", "eth0", "up")
+	s.ip("-n", m.ns, "link", "set", "lo", "up")
+	s.ip("-n", m.ns, "route", "add", "default", "via", "192.168.77.1")
+	m.nft(router.enter("sysctl", "-qw", "net.ipv4.ip_forward=1"), "")
+	m.nft(router.enter("nft", "-f", "-"), `table ip dunlinnat {
+	chain post { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
+	chain forward { type filter hook forward priority 0; iifname "eth0" ct state new drop; }
+}
+`)
+	return m
+}
+
+// Address takes the machine to another address of the site's network, as DHCP
+// does: the old one is gone at once. The way elsewhere leads by this host.
+func (m *Machine) Address(last int) {
+	m.s.t.Helper()
+	m.IP = fmt.Sprintf("10.231.%d.%d", m.s.net, last)
+	m.s.ip("-n", m.ns, "addr", "flush", "dev", "eth0")
+	m.s.ip("-n", m.ns, "addr", "add", m.IP+"/24", "dev", "eth0")
+	m.s.ip("-n", m.ns, "route", "replace", "default", "via", m.s.Host())
+}
+
 // enter makes the arguments of a command that runs on the machine: only the
 // network is its own.
 func (m *Machine) enter(args ...string) []string {
@@ -85,6 +121,9 @@ func (m *Machine) enter(args ...string) []string {
 	}
 	return append([]string{"nsenter", "--net=/run/netns/" + m.ns, "--"}, args...)
 }
+
+// Path of the machine's network namespace.
+func (m *Machine) Path() string { return "/run/netns/" + m.ns }
 
 // Cut takes the machine's link down, Heal up again.
 func (m *Machine) Cut() { m.s.t.Helper(); m.s.ip("link", "set", m.veth, "down") }
@@ -107,12 +146,45 @@ func (m *Machine) BlockUDP() {
 	}
 }
 
+// CutFrom drops every TCP packet between the machine and one server; nothing
+// answers for it, as on a broken path.
+func (m *Machine) CutFrom(address string) {
+	m.s.t.Helper()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		m.s.t.Fatal(err)
+	}
+	m.nft(m.enter("nft", "-f", "-"), fmt.Sprintf(`table inet dunlincut {
+	chain in { type filter hook input priority 0; ip saddr %s tcp sport %s drop; }
+	chain out { type filter hook output priority 0; ip daddr %s tcp dport %s drop; }
+}
+`, host, port, host, port))
+}
+
+// HealFrom undoes every CutFrom.
+func (m *Machine) HealFrom() {
+	m.s.t.Helper()
+	m.nft(m.enter("nft", "delete", "table", "inet", "dunlincut"), "")
+}
+
+// BlockUDPTo drops the UDP packets that the machine sends to another one; what
+// the other sends arrives.
+func (m *Machine) BlockUDPTo(other *Machine) {
+	m.s.t.Helper()
+	m.nft(m.enter("nft", "-f", "-"), fmt.Sprintf(`table inet dunlinoneway {
+	chain out { type filter hook output priority 0; ip daddr %s meta l4proto udp drop; }
+}
+`, other.IP))
+}
+
 // Agent is one node's process with its folders.
 type Agent struct {
 	Name  string
 	Dir   string
 	NetNS string // holds its pods' addresses
+	Bin   string // "" is Binary
 	Cmd   *exec.Cmd
+	Env   []string // beside the test's own
 	t     testing.TB
 	on    *Machine
 }
@@ -124,17 +196,20 @@ func NewAgent(t testing.TB, name string, on *Machine) *Agent {
 	if err := os.Chmod(a.Dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
+	a.Env = []string{ClockVariable + "=" + filepath.Join(a.Dir, clockFile)}
 	t.Cleanup(a.destroy)
 	return a
 }
 
+// MoveClock sets how far the clock of this node's agent is off; TestClock
+// first.
+func (a *Agent) MoveClock(d time.Duration) { moveClock(a.t, a.Dir, d) }
+
 // DirFlags are the folder flags of every command on this node.
-func (a *Agent) DirFlags() []string {
-	return []string{"--state-dir", filepath.Join(a.Dir, "state"), "--run-dir", filepath.Join(a.Dir, "run"), "--config-dir", filepath.Join(a.Dir, "config")}
-}
+func (a *Agent) DirFlags() []string { return dirFlags(a.Dir) }
 
 func (a *Agent) command(args ...string) *exec.Cmd {
-	args = a.on.enter(append([]string{Binary(a.t)}, args...)...)
+	args = a.on.enter(append([]string{cmp.Or(a.Bin, Binary(a.t))}, args...)...)
 	return exec.Command(args[0], args[1:]...)
 }
 
@@ -148,10 +223,25 @@ func (a *Agent) Start(flags ...string) {
 	defer func() { _ = log.Close() }()
 	args := append([]string{"agent", "--node-name", a.Name, "--netns", a.NetNS, "--gossip-port", "0"}, a.DirFlags()...)
 	a.Cmd = a.command(append(args, flags...)...)
+	a.Cmd.Env = append(os.Environ(), a.Env...)
 	a.Cmd.Stdout, a.Cmd.Stderr = log, log
 	if err := a.Cmd.Start(); err != nil {
 		a.t.Fatal(err)
 	}
+}
+
+// Run is another command on the machine, with the agent's folders; it
+// returns all that was written.
+func (a *Agent) Run(args ...string) (string, error) {
+	cmd := a.command(append(append(args, a.DirFlags()...), "--netns", a.NetNS)...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Command is Run without the flags that only the agent's own commands have.
+func (a *Agent) Command(args ...string) (string, error) {
+	out, err := a.command(append(args, a.DirFlags()[2:4]...)...).CombinedOutput()
+	return string(out), err
 }
 
 // Stop ends the agent with a signal and waits; its guests run on.
@@ -202,6 +292,10 @@ func (a *Agent) HostPIDs() map[string]int { return hostPIDs(a.t, a.Dir) }
 // AgentStatus is what an agent says on its socket.
 type AgentStatus struct {
 	Connected         bool
+	Server            string
+	Relayed           bool
+	Reason            string
+	Servers           []string
 	BytesIn, BytesOut uint64
 	Gossip            struct {
 		Running     bool

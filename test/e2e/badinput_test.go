@@ -3,16 +3,19 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -102,6 +105,87 @@ func TestWrongModulesAreRefusedInWords(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFailedImportKeepsTheName: a module that does not compile, and an import
+// that a signal ends, leave the name as it was.
+func TestFailedImportKeepsTheName(t *testing.T) {
+	dir := t.TempDir()
+	dirs := []string{"--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run")}
+	args := func(file string) []string { return append([]string{"import", "app.wasm", file}, dirs...) }
+	record := func() string {
+		b, err := os.ReadFile(filepath.Join(dir, "state", "wasm", "modules", "names", "app.wasm.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b) + fmt.Sprint(slices.Sorted(maps.Keys(snapshot(t, filepath.Join(dir, "state", "wasm", "modules")))))
+	}
+	if out, err := exec.Command(cluster.Binary(t), args(cluster.Module(t, "sleep"))...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	before := record()
+	bad := filepath.Join(dir, "bad.wasm") // whole, with a function that adds nothing to nothing
+	if err := os.WriteFile(bad, []byte("\x00asm\x01\x00\x00\x00\x01\x04\x01\x60\x00\x00\x03\x02\x01\x00\x07\x0a\x01\x06_start\x00\x00\x0a\x05\x01\x03\x00\x6a\x0b"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := refused(t, args(bad)...); !strings.Contains(got, "not valid") {
+		t.Error(got)
+	}
+	if now := record(); now != before {
+		t.Errorf("after a module that does not compile: %s, was %s", now, before)
+	}
+	if said, code := whileCompiling(t, syscall.SIGTERM, args(fresh(t, example(t, "hello.wasm")))...); code != 143 || !strings.Contains(said, "app.wasm was not imported: ") {
+		t.Errorf("exit code %d: %s", code, said)
+	}
+	if now := record(); now != before {
+		t.Errorf("after an interrupted import: %s, was %s", now, before)
+	}
+}
+
+// TestRunInterruptedWhileCompiling has the exit code of the signal, and says
+// so in one line.
+func TestRunInterruptedWhileCompiling(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	for sig, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143} {
+		file := fresh(t, example(t, "hello.wasm"))
+		said, code := whileCompiling(t, sig, "run", file)
+		if code != want || said != fmt.Sprintf("Error: %s was not started: compile: interrupted by %s", file, map[int]string{130: "SIGINT", 143: "SIGTERM"}[want]) {
+			t.Errorf("exit code %d, want %d: %s", code, want, said)
+		}
+	}
+}
+
+// whileCompiling sends a command the signal as soon as it says that it
+// compiles. It returns what it said after that, and its exit code.
+func whileCompiling(t *testing.T, sig syscall.Signal, args ...string) (string, int) {
+	t.Helper()
+	cmd := exec.Command(cluster.Binary(t), args...)
+	errw, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(errw)
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			t.Fatalf("dunlin %s did not compile: %v", strings.Join(args, " "), err)
+		}
+		if strings.HasPrefix(line, "compiling") {
+			break
+		}
+	}
+	if err := cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	return strings.TrimSpace(string(rest)), cmd.ProcessState.ExitCode()
 }
 
 // failStart runs a server that must refuse to start, and returns what it said.
@@ -204,6 +288,18 @@ func TestWrongModulesAsPods(t *testing.T) {
 			return nil
 		})
 	}
+	// A module that comes by file is compiled when it is needed, and its pod says so.
+	byFile := fresh(t, cluster.Module(t, "sleep"))
+	if err := os.Chmod(filepath.Dir(byFile), 0o755); err != nil { //nolint:gosec // nothing but the module is there
+		t.Fatal(err)
+	}
+	c.Apply(pod("compiled", "file://"+byFile))
+	c.Eventually(30*time.Second, "the pod tells that its module is compiled", func() error {
+		if out := c.Run("describe", "pod", "compiled"); !strings.Contains(out, "Compiling module \"file://"+byFile) {
+			return errors.New(out)
+		}
+		return nil
+	})
 	// What is given later starts by itself.
 	c.Import("unknown.wasm", cluster.Module(t, "sleep"))
 	c.Eventually(60*time.Second, "the pod starts once its module is there", func() error {
@@ -227,13 +323,17 @@ func TestWhatDoesNotRunSaysWhy(t *testing.T) {
 		return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s%s}\nspec:\n  runtimeClassName: wasm\n%s  containers:\n  - {name: main, image: sleep.wasm%s}\n", name, meta, spec, container)
 	}
 	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	other := []string{"cannot run RuntimeClass oci", "runtimeClassName: wasm"}
+	if _, err := exec.LookPath("runc"); err == nil {
+		other = []string{"ImagePullBackOff", "cannot pull sleep.wasm"}
+	}
 	for name, f := range map[string]struct {
 		manifest string
 		says     []string
 	}{
 		"big":      {pod("big", "", "", ", resources: {requests: {memory: 900Gi}}"), []string{"1 Insufficient memory (needs 900Gi, most free ", "ask for less"}},
 		"picky":    {pod("picky", "", "  nodeSelector: {disk: ssd}\n", ""), []string{"0/1 nodes are available", "compare its nodeSelector"}},
-		"other":    {strings.Replace(pod("other", "", "", ""), "wasm\n", "oci\n", 1), []string{"cannot run RuntimeClass oci", "runtimeClassName: wasm"}},
+		"other":    {strings.Replace(pod("other", "", "", ""), "wasm\n", "oci\n", 1), other},
 		"waiting":  {pod("waiting", "", "", ", envFrom: [{configMapRef: {name: later}}]"), []string{`configmap "later" not found`, "create what is missing"}},
 		"finalize": {pod("finalize", ", finalizers: [example.com/hold]", "", ""), nil},
 	} {
@@ -295,7 +395,7 @@ func TestStateOfAnotherVersionOrCluster(t *testing.T) {
 			}()
 		}
 		before := snapshot(t, raft)
-		if got := failStart(t, c.Dir, "--listen", "127.0.0.1:0"); !strings.Contains(got, "newer version") {
+		if got := failStart(t, c.Dir, "--listen", "127.0.0.1:0"); !strings.Contains(got, "newer version: upgrade dunlin") {
 			t.Error(got)
 		}
 		now := snapshot(t, raft)

@@ -5,6 +5,9 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +24,7 @@ func example(t *testing.T, name string) string {
 	t.Helper()
 	p := filepath.Join(cluster.Root(t), "bin", "examples", name)
 	if _, err := os.Stat(p); err != nil {
-		if name == "hello.wasm" || strings.HasPrefix(name, "neverready") {
+		if name == "hello.wasm" || name == "journal.wasm" || strings.HasPrefix(name, "neverready") {
 			t.Fatalf("%v: run 'make examples'", err)
 		}
 		t.Skipf("SKIPPED, %v: its compiler is not installed (test/setup.sh installs it as root)", err)
@@ -41,6 +44,8 @@ func TestExamples(t *testing.T) {
 	t.Run("hello", func(t *testing.T) { helloExample(t, c) })
 	t.Run("sensor", func(t *testing.T) { sensorExample(t, c) })
 	t.Run("crashloop", func(t *testing.T) { crashloopExample(t, c) })
+	t.Run("outbound-http", func(t *testing.T) { outboundExample(t, c) })
+	t.Run("mqtt", func(t *testing.T) { mqttExample(t, c) })
 	t.Run("neverready", func(t *testing.T) { neverreadyExample(t, c) })
 }
 
@@ -200,4 +205,73 @@ func TestRunInTheForeground(t *testing.T) {
 			}
 		})
 	}
+}
+
+// outboundExample calls the address of the machine that the node's own DNS and
+// the manifest's annotation lead to: here a server of the test, by an entry for
+// just its address.
+func outboundExample(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("from the API")) }))
+	defer srv.Close()
+	c.Import("outbound-http.wasm", example(t, "outbound-http.wasm"))
+	text, err := os.ReadFile(manifest(t, "outbound-http", "deployment.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := srv.Listener.Addr().String()
+	m := strings.ReplaceAll(strings.ReplaceAll(string(text), "http://hello.default.svc.cluster.local/", srv.URL), "hello.default.svc.cluster.local:80", addr)
+	c.Apply(m)
+	said := func(want string) {
+		t.Helper()
+		c.Eventually(90*time.Second, "the guest says "+want, func() error {
+			out, err := c.Try("logs", "deploy/outbound-http")
+			if err == nil && !strings.Contains(out, want) {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	said("200 OK: from the API")
+	c.Apply(strings.Replace(m, "dunlin.dev/outbound: "+addr, "dunlin.dev/outbound: api.example.com:443", 1))
+	c.Run("rollout", "status", "deploy/outbound-http", "--timeout", "90s")
+	said("annotate the pod with dunlin.dev/outbound")
+	if out, err := c.TryIn(strings.Replace(m, "dunlin.dev/outbound: "+addr, "dunlin.dev/outbound: 10.0.0.1/8:443", 1), "apply", "-f", "-"); err == nil || !strings.Contains(err.Error()+out, "10.0.0.1/8 is an address in a range; the range is 10.0.0.0/8") {
+		t.Errorf("%v %s", err, out)
+	}
+	c.Run("delete", "deploy/outbound-http", "--timeout", "60s")
+}
+
+func mqttExample(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	if _, err := exec.LookPath("mosquitto"); err != nil {
+		t.Skip("SKIPPED: mosquitto is not installed (test/setup.sh installs it as root)")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	_, port, _ := net.SplitHostPort(addr)
+	_ = l.Close()
+	conf := filepath.Join(t.TempDir(), "conf")
+	if err := os.WriteFile(conf, []byte("listener "+port+" 127.0.0.1\nallow_anonymous true\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	broker := exec.Command("mosquitto", "-c", conf)
+	if err := broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = broker.Process.Kill(); _ = broker.Wait() }()
+	c.Import("mqtt.wasm", example(t, "mqtt.wasm"))
+	text, err := os.ReadFile(manifest(t, "mqtt", "mqtt.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Apply(strings.ReplaceAll(string(text), "broker.example:1883", addr))
+	out, err := exec.Command("mosquitto_sub", "-p", port, "-t", "site/reading", "-C", "1", "-W", "60").Output()
+	if err != nil || !strings.HasPrefix(string(out), "reading ") {
+		t.Fatalf("%q %v: %s", out, err, c.Run("logs", "mqtt"))
+	}
+	c.Run("delete", "pod", "mqtt", "--timeout", "60s")
 }

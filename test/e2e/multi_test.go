@@ -264,6 +264,7 @@ spec:
 	}
 	gone("cut off")
 	refused(a, "cut off", "bad certificate")
+	refused(a, "cut off, in words", "the node was revoked")
 	a.Stop(syscall.SIGTERM)
 	a.Start()
 	c.Eventually(time.Minute, "it starts", func() error { _, err := a.Status(); return err })

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,10 +19,13 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/node/link"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
+	"github.com/dunlin-project/dunlin/wire/memnet"
 )
 
 func serverRoots(ca *pki.CA) []*x509.Certificate { return []*x509.Certificate{ca.Cert} }
@@ -114,6 +118,14 @@ func TestMainPath(t *testing.T) {
 	time.AfterFunc(200*time.Millisecond, cancel)
 	if err := s.api.Logs(ctx, p, &corev1.PodLogOptions{Follow: true}, &out); !errors.Is(err, context.Canceled) {
 		t.Fatalf("followed log: %v", err)
+	}
+
+	// The node's figures come the same way; who says nothing of them refuses.
+	if err := s.api.Metrics(t.Context(), "rpi-node1", &out); !apierrors.IsBadRequest(err) {
+		t.Fatalf("figures of a node that has none: %v", err)
+	}
+	if err := s.api.Metrics(t.Context(), "elsewhere", &out); !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "--local") {
+		t.Fatalf("figures of a node that is not connected: %v", err)
 	}
 
 	// Deletion: marked, reported gone, removed.
@@ -244,17 +256,159 @@ func TestCloneIsRefused(t *testing.T) {
 	id := s.join("n1")
 	a := runLink(t, id, nil)
 	eventually(t, "connected", a.Connected)
-	clone := runLink(t, id, func(c *link.Config) { c.BootID = "boot-of-another-machine" })
+	stopped := make(chan string, 100)
+	clone := runLink(t, id, func(c *link.Config) {
+		c.BootID, c.Stopped = "another-1", func(reason string) { stopped <- reason }
+	})
 	eventually(t, "clone named", func() bool { return s.events.has("DuplicateIdentity") })
 	eventually(t, "clone told", func() bool { return strings.Contains(clone.Status().Refused, "duplicate identity") })
 	if !a.Connected() || clone.Connected() {
 		t.Fatal("the first must stay, the second must not come in")
 	}
-	// An agent that restarts is no clone.
+	if got := <-stopped; !strings.Contains(got, "dunlin agent reset") {
+		t.Errorf("the copy was told %q", got)
+	}
+	eventually(t, "the original knows", func() bool { return a.Status().Twin != "" })
+	duplicate := func(want corev1.ConditionStatus) bool {
+		for _, c := range s.node("n1").Status.Conditions {
+			if c.Type == nodeapi.ConditionDuplicate {
+				return c.Status == want
+			}
+		}
+		return false
+	}
+	eventually(t, "the Node says it", func() bool { return duplicate(corev1.ConditionTrue) })
+	// An agent that restarts is no clone, and keeps its place though the clone
+	// comes in between.
+	a.stop()
+	eventually(t, "the clone came again", func() bool { return clone.Status().Attempts > 3 })
+	if clone.Connected() {
+		t.Error("the clone has the place of a restarting agent")
+	}
+	b := runLink(t, id, func(c *link.Config) { c.BootID = "boot-2" })
+	eventually(t, "restarted agent connected", b.Connected)
+	if !duplicate(corev1.ConditionTrue) {
+		t.Error("the mark went while the copy is there")
+	}
 	clone.stop()
+}
+
+// Two machines that share a kernel, as containers do, have one boot id: the
+// copy is refused all the same, and the original's agent may restart.
+func TestCloneOnTheSameKernel(t *testing.T) {
+	s := start(t, options{ns: true})
+	id := s.join("n1")
+	a := runLink(t, id, nil)
+	eventually(t, "connected", a.Connected)
+	clone := runLink(t, id, func(c *link.Config) { c.BootID = "boot-7" })
+	eventually(t, "clone told", func() bool { return strings.Contains(clone.Status().Refused, "duplicate identity") })
+	eventually(t, "the Node says it", func() bool { return s.node("n1").Labels[manifests.LabelDuplicate] == "boot-7" })
 	a.stop()
 	b := runLink(t, id, func(c *link.Config) { c.BootID = "boot-2" })
 	eventually(t, "restarted agent connected", b.Connected)
+	if clone.Connected() {
+		t.Error("the clone is in")
+	}
+	clone.stop()
+	b.stop()
+}
+
+// The mark of a copied node goes when the copy does not come any more, also
+// under another leader.
+func TestTwinGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := memnet.New()
+		s := startSim(t, n, nil)
+		id := s.enroll("n1")
+		dial := func(c *link.Config) { c.Dial = n.Dialer("n1") }
+		a := runLink(t, id, dial)
+		time.Sleep(5 * time.Second)
+		clone := runLink(t, id, func(c *link.Config) { c.Dial, c.BootID = n.Dialer("copy"), "another-1" })
+		time.Sleep(10 * time.Minute)
+		marked := func() bool {
+			synctest.Wait()
+			return s.node("n1").Labels[manifests.LabelDuplicate] != ""
+		}
+		if !marked() || !a.Connected() || a.Status().Attempts != 1 || clone.Connected() {
+			t.Errorf("marked %v; original %+v; copy %+v", marked(), a.Status(), clone.Status())
+		}
+		rv := s.node("n1").ResourceVersion
+		time.Sleep(10 * time.Minute)
+		if now := s.node("n1").ResourceVersion; now != rv {
+			t.Errorf("a copy that comes again and again changes the Node: %s, was %s", now, rv)
+		}
+		clone.stop()
+		time.Sleep(5 * time.Minute)
+		if marked() {
+			t.Error("the copy is gone and the mark is not")
+		}
+		if st := a.Status(); st.Twin != "" || st.Attempts != 1 {
+			t.Errorf("the original: %+v", st)
+		}
+		a.stop()
+		s.stop()
+	})
+}
+
+// A node is declared dead: not while it renews; then it cannot come back,
+// under its old certificate or with a new line, and is told to stop its pods.
+func TestDeclaredDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := memnet.New()
+		s := startSim(t, n, nil)
+		id := s.enroll("n1")
+		stopped := make(chan string, 1000)
+		a := runLink(t, id, func(c *link.Config) {
+			c.Dial, c.Stopped = n.Dialer("n1"), func(reason string) { stopped <- reason }
+		})
+		s.create(boundPod("p", "n1"))
+		time.Sleep(5 * time.Second)
+		if got := <-stopped; got != "" {
+			t.Errorf("a healthy node was told %q", got)
+		}
+		if _, err := s.api.DeclareDead(t.Context(), "n1"); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "it lives") {
+			t.Errorf("a node that lives: %v", err)
+		}
+		if _, err := s.api.DeclareDead(t.Context(), "nobody"); !apierrors.IsNotFound(err) {
+			t.Errorf("no such node: %v", err)
+		}
+		n.Cut("n1", true)
+		time.Sleep(10 * time.Second)
+		for range 2 { // again is no error
+			pods, err := s.api.DeclareDead(t.Context(), "n1")
+			if err != nil || len(pods) != 1 || pods[0] != "default/p" {
+				t.Errorf("%v, %v", pods, err)
+			}
+		}
+		node := s.node("n1")
+		if node.Labels[manifests.LabelDead] != "true" || len(node.Spec.Taints) != 1 || node.Spec.Taints[0].Key != corev1.TaintNodeOutOfService {
+			t.Errorf("labels %v, taints %v", node.Labels, node.Spec.Taints)
+		}
+		n.Cut("n1", false)
+		time.Sleep(time.Minute)
+		if got := <-stopped; !strings.Contains(got, "declared dead") || !strings.Contains(got, "dunlin agent reset") {
+			t.Errorf("it was told %q", got)
+		}
+		if st := a.Status(); st.Connected || !strings.Contains(st.Failed, "declared dead") {
+			t.Errorf("%+v", st)
+		}
+		csr, err := id.CSR()
+		must(t, err)
+		if _, err := s.api.Enroll(t.Context(), "n1", csr, nil); err == nil || !strings.Contains(err.Error(), "declared dead") {
+			t.Errorf("the same key joins anew: %v", err)
+		}
+		other, err := pki.OpenNodeIdentity(t.TempDir())
+		must(t, err)
+		csr, err = other.CSR()
+		must(t, err)
+		reply, err := s.api.Enroll(t.Context(), "N1", csr, nil)
+		must(t, err)
+		if reply.NodeName == "n1" || !strings.Contains(reply.Notice, "dunlin delete node n1") {
+			t.Errorf("a new key under the old name: %+v", reply)
+		}
+		a.stop()
+		s.stop()
+	})
 }
 
 func TestEpochFence(t *testing.T) {
@@ -456,9 +610,11 @@ func TestUpgradePath(t *testing.T) {
 	eventually(t, "connected by upgrade", a.Connected)
 }
 
-// TestNoAssignmentBeforeLeading: a server that does not lead (yet) may hold an
-// old view; an assignment made of it would bring back what was deleted.
-func TestNoAssignmentBeforeLeading(t *testing.T) {
+// TestNothingIsDecidedBeforeLeading: a server that does not lead (yet) may hold
+// an old view. An assignment made of it would bring back what was deleted, and
+// a pod that is not in it would be called unknown. Once it leads the node is
+// told to try again.
+func TestNothingIsDecidedBeforeLeading(t *testing.T) {
 	s := start(t, options{ns: true})
 	a := runLink(t, s.join("n1"), nil)
 	eventually(t, "connected", a.Connected)
@@ -467,9 +623,87 @@ func TestNoAssignmentBeforeLeading(t *testing.T) {
 	if asg, err := a.Pull(t.Context(), wire.PullRequest{}); !errors.As(err, &f) || f.Code != wire.FaultNotLeader {
 		t.Fatalf("assignment %+v, error %v", asg, err)
 	}
+	f = nil
+	rep := &wire.Report{BootID: "b", Seq: 1, Pods: []wire.PodReport{{Namespace: "default", Name: "p", UID: "u"}}}
+	if reply, err := a.Report(t.Context(), rep); !errors.As(err, &f) || f.Code != wire.FaultNotLeader {
+		t.Fatalf("report answered %+v, error %v", reply, err)
+	}
+	eventually(t, "a refused lease", func() bool { return !a.Connected() })
+	for len(a.Hints()) > 0 {
+		<-a.Hints()
+	}
 	s.local.SetTerm(2)
-	eventually(t, "an assignment once it leads", func() bool {
-		_, err := a.Pull(t.Context(), wire.PullRequest{})
-		return err == nil
-	})
+	eventually(t, "a hint once it leads", func() bool { return len(a.Hints()) > 0 })
+	if _, err := a.Pull(t.Context(), wire.PullRequest{}); err != nil {
+		t.Fatal(err)
+	}
 }
+
+// TestHelloWaitsForLeading: a node that connects to a server that has just
+// started is neither refused (it would stay away for longer than its lease
+// lasts) nor judged by a view without it; one that was banned stays out.
+func TestHelloWaitsForLeading(t *testing.T) {
+	var lead gate
+	lead.Store(true)
+	s := start(t, options{ns: true, change: func(c *nodeapi.Config) { c.Leadership = &lead }})
+	id, stolen := s.join("n1"), s.join("n2")
+	lead.Store(false)
+	_, _, err := s.store.Delete(t.Context(), nodeGK, "", "n1", registry.DeleteOptions{}) // not replayed yet
+	must(t, err)
+	s.local.SetTerm(0)
+	a := runLink(t, id, nil)
+	b := runLink(t, stolen, nil)
+	for _, l := range []*agent{a, b} {
+		eventually(t, "it connects", func() bool { in, _ := l.Bytes(); return in > 500 }) // the handshake is done
+	}
+	s.local.SetTerm(2)
+	uid := strings.TrimPrefix(s.node("n2").Spec.ProviderID, "dunlin://c-test/node/")
+	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dunlin-revoked-nodes"}, Data: map[string][]byte{uid: []byte("now")}})
+	lead.Store(true)
+	eventually(t, "connected", a.Connected)
+	if st := a.Status(); st.Attempts != 1 || st.Refused != "" {
+		t.Fatalf("%+v", st)
+	}
+	eventually(t, "the banned one is refused", func() bool { return b.Status().Attempts > 1 })
+	if b.Connected() || s.api.Connected("n2") {
+		t.Fatal("the banned one is connected")
+	}
+}
+
+type gate struct{ atomic.Bool }
+
+func (g *gate) Leadership() (uint64, bool) { return 1, g.Load() }
+
+// TestNodeIsSaidAgainUntilTaken: what a node last said of itself goes out again
+// on a new connection, also when the server cannot take it in the first moment.
+func TestNodeIsSaidAgainUntilTaken(t *testing.T) {
+	s := start(t, options{ns: true})
+	a := runLink(t, s.join("n1"), nil)
+	eventually(t, "connected", a.Connected)
+	r, err := a.Report(t.Context(), &wire.Report{BootID: "b", Seq: 1, Node: encode(t, nodeSays())})
+	must(t, err)
+	if r.Refused != "" {
+		t.Fatal(r.Refused)
+	}
+	s.stop()
+	_, err = s.store.Update(t.Context(), nodeGK, "", "n1", registry.Status, func(o runtime.Object) (runtime.Object, error) {
+		o.(*corev1.Node).Status.Conditions[0].Status = corev1.ConditionUnknown //nolint:forcetypeassert // a test
+		return o, nil
+	}, registry.WriteOptions{})
+	must(t, err)
+	s2 := start(t, options{keep: s.keep(), listen: relisten(t, s.addr), change: func(c *nodeapi.Config) {
+		c.Leadership.(*state.Local).SetTerm(0) //nolint:forcetypeassert // a test
+		c.Leadership = leading{}               // it leads, and its disk takes nothing
+	}})
+	eventually(t, "connected again", func() bool { return s2.api.Connected("n1") })
+	eventually(t, "a refused report", func() bool {
+		r, err := a.Report(t.Context(), &wire.Report{BootID: "b", Seq: 2, Node: encode(t, nodeSays())})
+		return err == nil && r.Refused != ""
+	})
+	s2.local.SetTerm(2)
+	eventually(t, "Ready again", func() bool { return s2.node("n1").Status.Conditions[0].Status == corev1.ConditionTrue })
+}
+
+type leading struct{}
+
+func (leading) Leadership() (uint64, bool) { return 2, true }

@@ -32,8 +32,9 @@ import (
 )
 
 var (
-	podGK  = schema.GroupKind{Kind: "Pod"}
-	nodeGK = schema.GroupKind{Kind: "Node"}
+	podGK   = schema.GroupKind{Kind: "Pod"}
+	nodeGK  = schema.GroupKind{Kind: "Node"}
+	classGK = schema.GroupKind{Group: "networking.k8s.io", Kind: "IngressClass"}
 )
 
 // wall is a wall clock that tests move.
@@ -138,7 +139,7 @@ func start(t *testing.T, o options) *server {
 	}
 	s.addr = o.listen.Addr().String()
 	nc := nodeapi.Config{
-		Store: s.store, Leadership: s.local, CA: s.ca, ClusterID: "c-test", Epoch: o.epoch, Events: s.events, Tokens: o.tokens,
+		Store: s.store, Leadership: s.local, CA: s.ca, ClusterID: "c-test", Epoch: func() uint64 { return max(o.epoch, 1) }, Events: s.events, Tokens: o.tokens,
 		GossipID: func() string { return o.gossipID }, Servers: func() []string { return []string{s.addr} }, Clock: s.clock, Log: discard(),
 		Site: func(string) nodeapi.Site { return nodeapi.Site{Keyring: [][]byte{[]byte("0123456789abcdef")}} },
 	}

@@ -158,7 +158,7 @@ func errorSet(l field.ErrorList) map[string]bool {
 		case reflect.Struct, reflect.Map, reflect.Slice:
 			s = fmt.Sprintf("%s: %s: (structure): %s", e.Field, e.Type, e.Detail)
 		}
-		if strings.Contains(s, "pod updates may not change fields other than") {
+		if strings.Contains(s, "pod updates may not change fields other than") || strings.Contains(s, "immutable after creation") {
 			s, _, _ = strings.Cut(s, "\n") // the diff's form is ours
 		}
 		set[s] = true

@@ -4,12 +4,16 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -27,12 +31,18 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/discovery/install"
 	discoveryvalidation "k8s.io/kubernetes/pkg/apis/discovery/validation"
 	_ "k8s.io/kubernetes/pkg/apis/events/install"
+	"k8s.io/kubernetes/pkg/apis/networking"
+	_ "k8s.io/kubernetes/pkg/apis/networking/install"
+	networkingvalidation "k8s.io/kubernetes/pkg/apis/networking/validation"
 	"k8s.io/kubernetes/pkg/apis/node"
 	_ "k8s.io/kubernetes/pkg/apis/node/install"
 	nodevalidation "k8s.io/kubernetes/pkg/apis/node/validation"
 	"k8s.io/kubernetes/pkg/apis/scheduling"
 	_ "k8s.io/kubernetes/pkg/apis/scheduling/install"
 	schedulingvalidation "k8s.io/kubernetes/pkg/apis/scheduling/validation"
+	"k8s.io/kubernetes/pkg/apis/storage"
+	_ "k8s.io/kubernetes/pkg/apis/storage/install"
+	storagevalidation "k8s.io/kubernetes/pkg/apis/storage/validation"
 	"k8s.io/kubernetes/pkg/capabilities"
 )
 
@@ -97,9 +107,61 @@ func upstreamValidate(versioned, obj, old runtime.Object) field.ErrorList {
 			return appsvalidation.ValidateControllerRevisionCreate(obj.(*apps.ControllerRevision))
 		}
 		return appsvalidation.ValidateControllerRevisionUpdate(obj.(*apps.ControllerRevision), old.(*apps.ControllerRevision))
+	case *appsv1.DaemonSet, *appsv1.StatefulSet, *batchv1.Job, *batchv1.CronJob, *policyv1.PodDisruptionBudget:
+		return validateWorkload(obj, old)
+	case *corev1.PersistentVolume, *corev1.PersistentVolumeClaim, *storagev1.StorageClass, *storagev1.CSIDriver, *storagev1.CSINode,
+		*storagev1.CSIStorageCapacity, *storagev1.VolumeAttachment, *storagev1.VolumeAttributesClass:
+		return validateStorage(versioned, obj, old)
 	default:
 		return validateOther(versioned, obj, old)
 	}
+}
+
+func validateStorage(versioned, obj, old runtime.Object) field.ErrorList {
+	var r rule
+	switch versioned.(type) {
+	case *corev1.PersistentVolume:
+		opts := func(o, b *core.PersistentVolume) corevalidation.PersistentVolumeSpecValidationOptions {
+			return corevalidation.ValidationOptionsForPersistentVolume(o, b)
+		}
+		r = pairOf(func(o *core.PersistentVolume) field.ErrorList {
+			return corevalidation.ValidatePersistentVolume(o, opts(o, nil))
+		},
+			func(o, b *core.PersistentVolume) field.ErrorList {
+				return append(corevalidation.ValidateObjectMetaUpdate(&o.ObjectMeta, &b.ObjectMeta, field.NewPath("metadata")),
+					corevalidation.ValidatePersistentVolumeUpdate(o, b, opts(o, b))...)
+			})
+	case *corev1.PersistentVolumeClaim:
+		opts := corevalidation.PersistentVolumeClaimSpecValidationOptions{EnableRecoverFromExpansionFailure: true, EnableVolumeAttributesClass: true}
+		r = pairOf(func(o *core.PersistentVolumeClaim) field.ErrorList {
+			return corevalidation.ValidatePersistentVolumeClaim(o, opts)
+		},
+			func(o, b *core.PersistentVolumeClaim) field.ErrorList {
+				return corevalidation.ValidatePersistentVolumeClaimUpdate(o, b, opts)
+			})
+	case *storagev1.StorageClass:
+		r = pairOf(storagevalidation.ValidateStorageClass, storagevalidation.ValidateStorageClassUpdate)
+	case *storagev1.CSIDriver:
+		r = pairOf(storagevalidation.ValidateCSIDriver, storagevalidation.ValidateCSIDriverUpdate)
+	case *storagev1.CSINode:
+		r = pairOf(storagevalidation.ValidateCSINode, func(o, b *storage.CSINode) field.ErrorList {
+			return append(corevalidation.ValidateObjectMetaUpdate(&o.ObjectMeta, &b.ObjectMeta, field.NewPath("metadata")), storagevalidation.ValidateCSINodeUpdate(o, b)...)
+		})
+	case *storagev1.CSIStorageCapacity:
+		r = pairOf(func(o *storage.CSIStorageCapacity) field.ErrorList {
+			return storagevalidation.ValidateCSIStorageCapacity(o, storagevalidation.CSIStorageCapacityValidateOptions{})
+		}, storagevalidation.ValidateCSIStorageCapacityUpdate)
+	case *storagev1.VolumeAttachment:
+		r = pairOf(storagevalidation.ValidateVolumeAttachment, func(o, b *storage.VolumeAttachment) field.ErrorList {
+			return append(corevalidation.ValidateObjectMetaUpdate(&o.ObjectMeta, &b.ObjectMeta, field.NewPath("metadata")), storagevalidation.ValidateVolumeAttachmentUpdate(o, b)...)
+		})
+	case *storagev1.VolumeAttributesClass:
+		r = pairOf(storagevalidation.ValidateVolumeAttributesClass, storagevalidation.ValidateVolumeAttributesClassUpdate)
+	}
+	if old == nil {
+		return r.create(obj)
+	}
+	return r.update(obj, old)
 }
 
 func validatePod(o *core.Pod, old runtime.Object) field.ErrorList {
@@ -152,6 +214,14 @@ func validateOther(versioned, obj, old runtime.Object) field.ErrorList {
 		r = pairOf(discoveryvalidation.ValidateEndpointSliceCreate, func(o, b *discovery.EndpointSlice) field.ErrorList {
 			return append(corevalidation.ValidateObjectMetaUpdate(&o.ObjectMeta, &b.ObjectMeta, field.NewPath("metadata")),
 				discoveryvalidation.ValidateEndpointSliceUpdate(o, b)...)
+		})
+	case *networkingv1.Ingress:
+		r = pairOf(networkingvalidation.ValidateIngressCreate, func(o, b *networking.Ingress) field.ErrorList {
+			return networkingvalidation.ValidateIngressUpdate(o, b)
+		})
+	case *networkingv1.IngressClass:
+		r = pairOf(networkingvalidation.ValidateIngressClass, func(o, b *networking.IngressClass) field.ErrorList {
+			return networkingvalidation.ValidateIngressClassUpdate(o, b)
 		})
 	case *coordinationv1.Lease:
 		r = pairOf(coordinationvalidation.ValidateLease, func(o, b *coordination.Lease) field.ErrorList {

@@ -22,7 +22,7 @@ skip() {
 }
 
 install_programs() {
-  declare -A need=([qemu-system-x86_64]=qemu-system-x86 [qemu-system-aarch64]=qemu-system-arm [cpio]=cpio [depmod]=kmod [dpkg]=dpkg)
+  declare -A need=([qemu-system-x86_64]=qemu-system-x86 [qemu-system-aarch64]=qemu-system-arm [cpio]=cpio [depmod]=kmod [dpkg]=dpkg [mkfs.ext4]=e2fsprogs)
   local packages=() program
   for program in "${!need[@]}"; do
     command -v "$program" >/dev/null 2>&1 || [ -x "/sbin/$program" ] || packages+=("${need[$program]}")
@@ -67,15 +67,20 @@ build() {
   mkdir -p "$root"/{bin,modules,wasm}
   export CGO_ENABLED=0 GOOS=linux GOARCH=$arch GOFLAGS=-buildvcs=false
   go build -trimpath -ldflags '-s -w' -o "$root/" ./cmd/dunlin ./cmd/dunlin-wasm ./test/vm/guest
-  [ "$arch" != amd64 ] || go test -trimpath -ldflags '-s -w' -c -o "$root/cgroup.test" ./runtime/cgroup
+  if [ "$arch" = amd64 ]; then
+    go test -trimpath -ldflags '-s -w' -c -o "$root/cgroup.test" ./runtime/cgroup
+    go test -trimpath -ldflags '-s -w' -c -o "$root/volumes.test" ./node/volumes
+    truncate -s 16M "$root/quota.img"
+    PATH=$PATH:/sbin mkfs.ext4 -q -O quota,project -E quotatype=prjquota "$root/quota.img"
+  fi
   cp runtime/wasm/testdata/{print,fail,sleep,loop,grow,chello}.wasm test/vm/guest/touch.wasm "$root/wasm/"
   cp "$cache/$arch/files/bin/busybox" "$root/bin/"
   cp test/vm/init "$root/init"
   version=$(ls "$cache/$arch/files/lib/modules")
   : >"$root/modules/order"
-  for m in veth; do
+  for m in veth ext4 loop quota_v2; do
     PATH=$PATH:/sbin modprobe -d "$cache/$arch/files" -S "$version" --show-depends "$m" | awk '$1 == "insmod" {print $2}' | while read -r f; do
-      cp "$f" "$root/modules/" && basename "$f" >>"$root/modules/order"
+      cp "$f" "$root/modules/" && { grep -qxF "$(basename "$f")" "$root/modules/order" || basename "$f" >>"$root/modules/order"; }
     done
   done
   (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initrd-$arch"

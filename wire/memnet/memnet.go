@@ -27,7 +27,10 @@ func (a Addr) String() string { return string(a) }
 // size byte queue.
 type half struct {
 	mu       sync.Mutex
-	buf      []byte
+	buf      []byte    // has arrived
+	way      []segment // is on its way, in order
+	onWay    int       // bytes of way
+	delay    func() time.Duration
 	eof      bool  // writer closed
 	err      error // broken
 	changed  chan struct{}
@@ -36,6 +39,53 @@ type half struct {
 }
 
 const maxBuffered = 1 << 20
+
+// segment is what one write put on the way.
+type segment struct {
+	data []byte
+	at   time.Time // arrives
+}
+
+// arrive moves what is due from the way to the buffer, and returns when the
+// next is.
+func (h *half) arrive() (next time.Time) {
+	now := time.Now()
+	for len(h.way) > 0 {
+		s := h.way[0]
+		if s.at.After(now) {
+			return s.at
+		}
+		h.buf = append(h.buf, s.data...)
+		h.onWay -= len(s.data)
+		h.way = h.way[1:]
+	}
+	return time.Time{}
+}
+
+// send puts bytes on the way; none overtakes another.
+func (h *half) send(p []byte) {
+	var d time.Duration
+	if h.delay != nil {
+		d = h.delay()
+	}
+	if d <= 0 && len(h.way) == 0 {
+		h.buf = append(h.buf, p...)
+		return
+	}
+	at := time.Now().Add(d)
+	if n := len(h.way); n > 0 && h.way[n-1].at.After(at) {
+		at = h.way[n-1].at
+	}
+	h.way = append(h.way, segment{append([]byte(nil), p...), at})
+	h.onWay += len(p)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
+}
 
 func newHalf() *half { return &half{changed: make(chan struct{})} }
 
@@ -73,6 +123,10 @@ func (h *half) read(p []byte) (int, error) {
 			defer h.mu.Unlock()
 			return 0, h.err
 		}
+		var next time.Time
+		if !h.stalled {
+			next = h.arrive()
+		}
 		if len(h.buf) > 0 && !h.stalled {
 			n := copy(p, h.buf)
 			h.buf = h.buf[n:]
@@ -80,13 +134,14 @@ func (h *half) read(p []byte) (int, error) {
 			h.mu.Unlock()
 			return n, nil
 		}
-		if h.eof && !h.stalled {
+		if h.eof && !h.stalled && len(h.way) == 0 {
 			h.mu.Unlock()
 			return 0, io.EOF
 		}
 		ch, dl := h.changed, h.rdl
 		h.mu.Unlock()
-		if err := wait(ch, dl); err != nil {
+		err := wait(ch, earlier(next, dl))
+		if err != nil && !dl.IsZero() && !time.Now().Before(dl) {
 			return 0, err
 		}
 	}
@@ -104,9 +159,9 @@ func (h *half) write(p []byte) (int, error) {
 			h.mu.Unlock()
 			return written, net.ErrClosed
 		}
-		if room := maxBuffered - len(h.buf); room > 0 {
+		if room := maxBuffered - len(h.buf) - h.onWay; room > 0 {
 			n := min(room, len(p))
-			h.buf = append(h.buf, p[:n]...)
+			h.send(p[:n])
 			p = p[n:]
 			written += n
 			h.wake()
@@ -129,6 +184,8 @@ func (h *half) update(f func()) {
 	f()
 	h.wake()
 }
+
+func (h *half) stall(on bool) { h.update(func() { h.stalled = on }) }
 
 // Conn is one end of a connection.
 type Conn struct {
@@ -172,8 +229,8 @@ func (c *Conn) Break() {
 // Stall makes both directions swallow bytes without delivering them, as a
 // cut link does until TCP gives up; false delivers what was held back.
 func (c *Conn) Stall(on bool) {
-	c.in.update(func() { c.in.stalled = on })
-	c.out.update(func() { c.out.stalled = on })
+	c.in.stall(on)
+	c.out.stall(on)
 }
 
 // LocalAddr implements net.Conn.
@@ -205,12 +262,15 @@ type Network struct {
 	mu        sync.Mutex
 	listeners map[Addr]*Listener
 	cut       map[Addr]bool
+	blocked   map[[2]Addr]bool // from, to; "" is everybody
 	conns     map[*Conn]struct{}
+	delay     func(from, to Addr) time.Duration
+	hosts     map[Addr]Addr // of further addresses
 }
 
 // New returns an empty network.
 func New() *Network {
-	return &Network{listeners: map[Addr]*Listener{}, cut: map[Addr]bool{}, conns: map[*Conn]struct{}{}}
+	return &Network{listeners: map[Addr]*Listener{}, cut: map[Addr]bool{}, blocked: map[[2]Addr]bool{}, conns: map[*Conn]struct{}{}, hosts: map[Addr]Addr{}}
 }
 
 // Listener accepts connections of a Network.
@@ -263,7 +323,7 @@ func (n *Network) Dialer(from Addr) func(ctx context.Context, network, addr stri
 	return func(ctx context.Context, _, addr string) (net.Conn, error) {
 		to := Addr(addr)
 		n.mu.Lock()
-		l, cut := n.listeners[to], n.cut[from] || n.cut[to]
+		l, cut, delay := n.listeners[to], n.off(from, to) || n.off(to, from), n.delay
 		n.mu.Unlock()
 		if cut {
 			<-ctx.Done()
@@ -275,6 +335,10 @@ func (n *Network) Dialer(from Addr) func(ctx context.Context, network, addr stri
 		a, b := Pipe(from, to)
 		a.onClose = func() { n.drop(a) }
 		b.onClose = func() { n.drop(b) }
+		if delay != nil {
+			a.out.delay = func() time.Duration { return delay(from, to) }
+			b.out.delay = func() time.Duration { return delay(to, from) }
+		}
 		n.mu.Lock()
 		n.conns[a], n.conns[b] = struct{}{}, struct{}{}
 		n.mu.Unlock()
@@ -295,19 +359,67 @@ func (n *Network) drop(c *Conn) {
 	n.mu.Unlock()
 }
 
+// Delay sets how long each write is on its way, for connections that are
+// made from now on: latency, and the repeats of a lossy link. It is called by
+// writers, one at a time for each direction of a connection.
+func (n *Network) Delay(f func(from, to Addr) time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.delay = f
+}
+
 // Cut takes a host off the network (its connections stall, new ones hang) or
 // brings it back.
 func (n *Network) Cut(host Addr, on bool) {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.cut[host] = on
-	var touched []*Conn
-	for c := range n.conns {
-		if c.local == host || c.remote == host {
-			touched = append(touched, c)
-		}
+	n.restall()
+}
+
+// Block stops what goes from one host to another and not what goes back; ""
+// is every host. New connections between the two hang.
+func (n *Network) Block(from, to Addr, on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.blocked[[2]Addr{from, to}] = on
+	n.restall()
+}
+
+// Deafen keeps a host from hearing anything while what it says on its open
+// connections still arrives (new ones hang: they need both ways), or ends
+// that.
+func (n *Network) Deafen(host Addr, on bool) { n.Block("", host, on) }
+
+// Belongs gives a host a further address: what is done to the host is done to
+// the address too.
+func (n *Network) Belongs(addr, host Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hosts[addr] = host
+}
+
+// Reaches says whether anything gets from one address to the other.
+func (n *Network) Reaches(from, to Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.off(from, to)
+}
+
+// off says whether nothing gets from one host to the other.
+func (n *Network) off(from, to Addr) bool {
+	if h, ok := n.hosts[from]; ok {
+		from = h
 	}
-	n.mu.Unlock()
-	for _, c := range touched {
-		c.Stall(on)
+	if h, ok := n.hosts[to]; ok {
+		to = h
+	}
+	return n.cut[from] || n.cut[to] || n.blocked[[2]Addr{from, to}] || n.blocked[[2]Addr{from, ""}] || n.blocked[[2]Addr{"", to}]
+}
+
+func (n *Network) restall() {
+	for c := range n.conns {
+		c.out.stall(n.off(c.local, c.remote))
+		c.in.stall(n.off(c.remote, c.local))
 	}
 }

@@ -109,6 +109,9 @@ func fill(c *corev1.Container, kind string, requests, limits corev1.ResourceList
 
 // Validate implements admission.Plugin.
 func (p LimitRanger) Validate(_ context.Context, a *admission.Attributes) error {
+	if claim, ok := a.Object.(*corev1.PersistentVolumeClaim); ok && a.Subresource == "" {
+		return p.claim(a, claim)
+	}
 	pod, ok := a.Object.(*corev1.Pod)
 	resize := a.Operation == admission.Update && a.Subresource == "resize"
 	if create := a.Operation == admission.Create && a.Subresource == ""; !ok || (!create && !resize) {
@@ -201,6 +204,34 @@ func ratio(t corev1.LimitType, name corev1.ResourceName, bound resource.Quantity
 	}
 	if got := limit.AsApproximateFloat64() / request.AsApproximateFloat64(); got > bound.AsApproximateFloat64() {
 		return fmt.Errorf("%s, but provided ratio is %f", prefix, got)
+	}
+	return nil
+}
+
+// claim compares a claim's size with the namespace's bounds.
+func (p LimitRanger) claim(a *admission.Attributes, c *corev1.PersistentVolumeClaim) error {
+	list, err := p.ranges(a)
+	if err != nil {
+		return err
+	}
+	const storage = corev1.ResourceStorage
+	size := c.Spec.Resources.Requests[storage]
+	if old, ok := a.Old.(*corev1.PersistentVolumeClaim); ok && size.Cmp(old.Spec.Resources.Requests[storage]) == 0 {
+		return nil // a limit that came later does not hold up what is here
+	}
+	for _, lr := range list {
+		for i := range lr.Spec.Limits {
+			l := &lr.Spec.Limits[i]
+			if l.Type != corev1.LimitTypePersistentVolumeClaim {
+				continue
+			}
+			if least, ok := l.Min[storage]; ok && size.Cmp(least) < 0 {
+				return forbidden(a, "minimum storage usage per PersistentVolumeClaim is %s, but request is %s", least.String(), size.String())
+			}
+			if most, ok := l.Max[storage]; ok && size.Cmp(most) > 0 {
+				return forbidden(a, "maximum storage usage per PersistentVolumeClaim is %s, but request is %s", most.String(), size.String())
+			}
+		}
 	}
 	return nil
 }

@@ -43,7 +43,11 @@ func Default(cfg Config) admission.Chain {
 		ServiceAccount{},
 		Priority{},
 		RuntimeClass{WasmArtifact: cfg.WasmArtifact},
+		DefaultIngressClass{},
 		NewDefaultTolerationSeconds(cfg.NotReadySeconds, cfg.UnreachableSeconds),
+		DefaultStorageClass{},
+		StorageObjectInUseProtection{},
+		PersistentVolumeClaimResize{},
 		NewResourceQuota(cfg.Clock),
 	}
 }

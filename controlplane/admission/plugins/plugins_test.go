@@ -230,6 +230,25 @@ func TestDefaultTolerations(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}
+	// An update that replaces the list keeps them; one that leaves it adds none.
+	plugin := NewDefaultTolerationSeconds(nil, nil)
+	old := newTestPod("p", "a")
+	update := func(pod *corev1.Pod) *admission.Attributes {
+		a := create(pod, nil)
+		a.Operation, a.Old = admission.Update, old
+		return a
+	}
+	replaced := newTestPod("p", "a")
+	replaced.Spec.Tolerations = []corev1.Toleration{{Key: "mine", Operator: corev1.TolerationOpExists}}
+	if err := run(t, plugin, update(replaced)); err != nil {
+		t.Fatal(err)
+	}
+	if len(replaced.Spec.Tolerations) != 3 {
+		t.Errorf("replaced: %v", replaced.Spec.Tolerations)
+	}
+	if same := newTestPod("p", "a"); run(t, plugin, update(same)) != nil || len(same.Spec.Tolerations) != 0 {
+		t.Errorf("unchanged: %v", same.Spec.Tolerations)
+	}
 }
 
 func class(name string, value int32, global bool) *schedulingv1.PriorityClass {

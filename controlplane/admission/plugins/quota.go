@@ -104,10 +104,10 @@ func (p *ResourceQuota) Validate(_ context.Context, a *admission.Attributes) err
 }
 
 // grows says whether an update can raise the use of a quota: a Service whose
-// type changes, or a pod that is resized.
+// type changes, or a pod or claim that is resized.
 func grows(a *admission.Attributes) bool {
 	switch a.Object.(type) {
-	case *corev1.Service:
+	case *corev1.Service, *corev1.PersistentVolumeClaim:
 		return a.Subresource == ""
 	case *corev1.Pod:
 		return a.Subresource == "" || a.Subresource == "resize"

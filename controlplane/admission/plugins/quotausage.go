@@ -40,6 +40,13 @@ func usageOf(k *manifests.Kind, obj runtime.Object, now time.Time) corev1.Resour
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		podUsage(use, o, now)
+	case *corev1.PersistentVolumeClaim:
+		size := o.Spec.Resources.Requests[corev1.ResourceStorage]
+		use[corev1.ResourceRequestsStorage] = size
+		if class := manifests.ClaimClass(o); class != "" {
+			use[corev1.ResourceName(class+".storageclass.storage.k8s.io/requests.storage")] = size
+			use[corev1.ResourceName(class+".storageclass.storage.k8s.io/persistentvolumeclaims")] = one()
+		}
 	case *corev1.Service:
 		ports := int64(0)
 		if o.Spec.Type == corev1.ServiceTypeNodePort || o.Spec.Type == corev1.ServiceTypeLoadBalancer {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/dunlin-project/dunlin/controlplane/admission"
 )
@@ -32,7 +33,9 @@ func (DefaultTolerationSeconds) Name() string { return "DefaultTolerationSeconds
 func (p DefaultTolerationSeconds) Admit(_ context.Context, a *admission.Attributes) error {
 	pod, ok := newPod(a)
 	if !ok {
-		return nil
+		if pod, ok = newTolerations(a); !ok {
+			return nil
+		}
 	}
 	for _, d := range []struct {
 		taint   string
@@ -47,6 +50,15 @@ func (p DefaultTolerationSeconds) Admit(_ context.Context, a *admission.Attribut
 		})
 	}
 	return nil
+}
+
+// newTolerations is the pod whose tolerations an update replaces: what was
+// added at first may not be missing from the new list.
+func newTolerations(a *admission.Attributes) (*corev1.Pod, bool) {
+	pod, ok := a.Object.(*corev1.Pod)
+	old, had := a.Old.(*corev1.Pod)
+	return pod, ok && had && a.Operation == admission.Update && a.Subresource == "" &&
+		!apiequality.Semantic.DeepEqual(pod.Spec.Tolerations, old.Spec.Tolerations)
 }
 
 func toleratesNoExecute(list []corev1.Toleration, key string) bool {

@@ -5,12 +5,15 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -193,6 +196,56 @@ func TestKeyRotation(t *testing.T) {
 	}
 	if _, err := NewIssuer(IssuerConfig{Key: old.key, Verify: []*ecdsa.PublicKey{&p384.PublicKey}, Clock: clk}); err == nil {
 		t.Error("a P-384 key was taken for checking")
+	}
+}
+
+// TestIssuerDiscovery: who knows the issuer's address only can check a token.
+func TestIssuerDiscovery(t *testing.T) {
+	is := newIssuer(t, newClock())
+	h := is.Discovery("10.0.0.1:6443")
+	get := func(path, contentType string, into any) {
+		t.Helper()
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
+		if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != contentType || rec.Header().Get("Cache-Control") != "public, max-age=3600" {
+			t.Fatalf("%s: HTTP %d %v %s", path, rec.Code, rec.Header(), rec.Body)
+		}
+		if err := json.Unmarshal(rec.Body.Bytes(), into); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+	var conf map[string]any
+	get("/.well-known/openid-configuration/", "application/json", &conf)
+	get("/.well-known/openid-configuration", "application/json", &conf)
+	if got := fmt.Sprint(conf); got != "map[id_token_signing_alg_values_supported:[ES256] issuer:"+DefaultIssuer+
+		" jwks_uri:https://10.0.0.1:6443/openid/v1/jwks response_types_supported:[id_token] subject_types_supported:[public]]" {
+		t.Errorf("configuration: %s", got)
+	}
+	var set struct{ Keys []map[string]string }
+	get("/openid/v1/jwks", "application/jwk-set+json", &set)
+	parts := strings.Split(issue(t, is, nil), ".")
+	var head struct{ Kid string }
+	dec := func(s string) []byte {
+		b, err := base64.RawURLEncoding.DecodeString(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	if err := json.Unmarshal(dec(parts[0]), &head); err != nil || len(set.Keys) != 1 || set.Keys[0]["kid"] != head.Kid || set.Keys[0]["crv"] != "P-256" {
+		t.Fatalf("keys %v, the token names %q: %v", set.Keys, head.Kid, err)
+	}
+	key, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), slices.Concat([]byte{4}, dec(set.Keys[0]["x"]), dec(set.Keys[0]["y"])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, sig := sha256.Sum256([]byte(parts[0]+"."+parts[1])), dec(parts[2])
+	if !ecdsa.Verify(key, sum[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:])) {
+		t.Error("the token is not signed by the published key")
+	}
+	rec := httptest.NewRecorder()
+	if h.ServeHTTP(rec, httptest.NewRequest(http.MethodPost, "/openid/v1/jwks", nil)); rec.Code != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", rec.Code)
 	}
 }
 

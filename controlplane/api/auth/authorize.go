@@ -59,8 +59,10 @@ type policy struct {
 //     and /version;
 //   - every authenticated user may read discovery and OpenAPI and ask about
 //     itself (SelfSubjectAccessReview and its kin);
+//   - every ServiceAccount may read how its tokens are checked;
 //   - a node may read its own Node, the pods bound to it and what those refer
-//     to, and nothing else; it writes through the node protocol only;
+//     to, and nothing else; it writes through the node protocol only, and no
+//     role lets it exec, attach or port-forward;
 //   - everything else is refused, unless one of next allows it (role-based
 //     access control has its place there).
 func NewAuthorizer(objects Objects, next ...Authorizer) Authorizer {
@@ -85,7 +87,13 @@ func (p *policy) Authorize(ctx context.Context, a Attributes) (bool, string) {
 	if (a.Path != "" && readVerb(a.Verb) && matchPath(a.Path, discoveryPaths)) || isSelfReview(a) {
 		return true, "allowed to every authenticated user"
 	}
+	if a.Path != "" && readVerb(a.Verb) && u.InGroup(ServiceAccountsGroup) && matchPath(a.Path, issuerPaths) {
+		return true, "allowed to every ServiceAccount"
+	}
 	if node, ok := u.NodeName(); ok {
+		if a.APIGroup == "" && a.Resource == "pods" && entersPods(a.Subresource) {
+			return false, "a node never enters pods through the API, whatever a role may grant"
+		}
 		if allowed, reason := p.nodes.authorize(node, a); allowed || len(p.next) == 0 {
 			return allowed, reason
 		}
@@ -106,6 +114,10 @@ func (p *policy) Authorize(ctx context.Context, a Attributes) (bool, string) {
 	return false, strings.Join(reasons, "; ")
 }
 
+// entersPods names the sub-resources by which a program can be run in a pod,
+// or its ports reached.
+func entersPods(sub string) bool { return sub == "exec" || sub == "attach" || sub == "portforward" }
+
 // RulesFor implements Ruler.
 func (p *policy) RulesFor(ctx context.Context, u *User, namespace string) (rules []Rule, incomplete bool) {
 	all := []string{"*"}
@@ -119,6 +131,9 @@ func (p *policy) RulesFor(ctx context.Context, u *User, namespace string) (rules
 			Rule{Verbs: []string{"create"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"selfsubjectreviews"}},
 			Rule{Verbs: []string{"get"}, NonResourceURLs: discoveryPaths},
 		)
+	}
+	if u.InGroup(ServiceAccountsGroup) {
+		rules = append(rules, Rule{Verbs: []string{"get"}, NonResourceURLs: issuerPaths})
 	}
 	if node, ok := u.NodeName(); ok {
 		rules = append(rules, Rule{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: []string{node}})

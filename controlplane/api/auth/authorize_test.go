@@ -108,6 +108,11 @@ func TestAuthorize(t *testing.T) {
 		want bool
 	}{
 		{"no user", Attributes{Verb: "get", Path: "/version"}, false},
+		{"account reads the issuer's keys", path(robot, "get", "/openid/v1/jwks"), true},
+		{"account reads the issuer's configuration", path(robot, "get", "/.well-known/openid-configuration"), true},
+		{"account reads beside it", path(robot, "get", "/.well-known/other"), false},
+		{"node reads the issuer's keys", path(node, "get", "/openid/v1/jwks"), false},
+		{"anonymous reads the issuer's keys", path(anonymous, "get", "/openid/v1/jwks"), false},
 		{"admin writes", res(admin, "delete", "apps", "deployments", "d", "x"), true},
 		{"admin, any path", path(admin, "post", "/debug/pprof"), true},
 
@@ -147,6 +152,7 @@ func TestAuthorize(t *testing.T) {
 		{"another's pods", sel(res(node, "list", "", "pods", "", ""), "spec.nodeName=n2"), false},
 		{"all pods", res(node, "list", "", "pods", "", ""), false},
 		{"exec", sub(res(node, "get", "", "pods", "d", "mine"), "exec"), false},
+		{"attach", sub(res(node, "create", "", "pods", "d", "mine"), "attach"), false},
 		{"log", sub(res(node, "get", "", "pods", "d", "mine"), "log"), false},
 		{"deletes its pod", res(node, "delete", "", "pods", "d", "mine"), false},
 		{"volume secret", res(node, "get", "", "secrets", "d", "vol"), true},
@@ -236,5 +242,28 @@ func TestForbiddenMessages(t *testing.T) {
 	}
 	if err := Unauthorized(); err.ErrStatus.Code != 401 || !strings.Contains(err.Error(), "Unauthorized") {
 		t.Errorf("%v", err)
+	}
+}
+
+// everything allows everything, as a role might.
+type everything struct{}
+
+func (everything) Authorize(context.Context, Attributes) (bool, string) { return true, "" }
+
+// TestNodesNeverEnterPods: whatever a role grants.
+func TestNodesNeverEnterPods(t *testing.T) {
+	node := &User{Name: "system:node:n1", Groups: []string{NodesGroup, AuthenticatedGroup}}
+	a := NewAuthorizer(boundPods(), everything{})
+	for _, sub := range []string{"exec", "attach", "portforward"} {
+		for _, verb := range []string{"get", "create"} {
+			at := Attributes{User: node, Verb: verb, APIVersion: "v1", Resource: "pods", Subresource: sub, Namespace: "d", Name: "mine"}
+			if ok, _ := a.Authorize(t.Context(), at); ok {
+				t.Errorf("%s of pods/%s is allowed", verb, sub)
+			}
+			at.User = &User{Name: "someone", Groups: []string{AuthenticatedGroup}}
+			if ok, reason := a.Authorize(t.Context(), at); !ok {
+				t.Errorf("a role that grants %s of pods/%s means nothing: %s", verb, sub, reason)
+			}
+		}
 	}
 }

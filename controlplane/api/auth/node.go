@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // Objects is what the node policy reads; registry.Store satisfies it.
@@ -129,7 +130,7 @@ func PodReferences(pod *corev1.Pod) []Reference {
 		list = append(list, Reference{Group: "scheduling.k8s.io", Resource: "priorityclasses", Name: s.PriorityClassName})
 	}
 	for i := range s.Volumes {
-		volumeReferences(&s.Volumes[i], add)
+		volumeReferences(pod, &s.Volumes[i], add)
 	}
 	for i := range s.InitContainers {
 		envReferences(s.InitContainers[i].Env, s.InitContainers[i].EnvFrom, add)
@@ -143,7 +144,7 @@ func PodReferences(pod *corev1.Pod) []Reference {
 	return list
 }
 
-func volumeReferences(v *corev1.Volume, add func(resource, name string)) {
+func volumeReferences(pod *corev1.Pod, v *corev1.Volume, add func(resource, name string)) {
 	switch {
 	case v.Secret != nil:
 		add("secrets", v.Secret.SecretName)
@@ -151,6 +152,8 @@ func volumeReferences(v *corev1.Volume, add func(resource, name string)) {
 		add("configmaps", v.ConfigMap.Name)
 	case v.PersistentVolumeClaim != nil:
 		add("persistentvolumeclaims", v.PersistentVolumeClaim.ClaimName)
+	case v.Ephemeral != nil:
+		add("persistentvolumeclaims", manifests.EphemeralClaimName(pod, v.Name))
 	case v.CSI != nil && v.CSI.NodePublishSecretRef != nil:
 		add("secrets", v.CSI.NodePublishSecretRef.Name)
 	case v.Projected != nil:

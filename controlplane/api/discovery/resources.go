@@ -43,6 +43,7 @@ type Features struct {
 	Streams             bool // pods/exec, pods/attach, pods/portforward
 	EphemeralContainers bool // pods/ephemeralcontainers
 	Resize              bool // pods/resize
+	Usage               bool // metrics.k8s.io
 }
 
 var (
@@ -51,15 +52,19 @@ var (
 	getChange   = []string{"get", "patch", "update"}
 	createOnly  = []string{"create"}
 	getOnly     = []string{"get"}
+	getList     = []string{"get", "list"}
 	updateOnly  = []string{"update"}
 	stream      = []string{"create", "get"}
 )
 
 // Groups and kinds that no table entry of manifests names.
 var (
-	core          = schema.GroupVersion{Version: "v1"}
-	authnV1       = schema.GroupVersion{Group: "authentication.k8s.io", Version: "v1"}
-	authzV1       = schema.GroupVersion{Group: "authorization.k8s.io", Version: "v1"}
+	core    = schema.GroupVersion{Version: "v1"}
+	authnV1 = schema.GroupVersion{Group: "authentication.k8s.io", Version: "v1"}
+	authzV1 = schema.GroupVersion{Group: "authorization.k8s.io", Version: "v1"}
+	// metricsV1beta1 is where metrics-server serves what nodes and pods use.
+	metricsV1beta1 = schema.GroupVersion{Group: "metrics.k8s.io", Version: "v1beta1"}
+
 	scaleKind     = schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
 	evictionKind  = schema.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"}
 	tokenRequest  = authnV1.WithKind("TokenRequest")
@@ -77,6 +82,14 @@ func Resources(f Features) []Resource {
 		list = append(list, kindResources(k, f)...)
 	}
 	list = append(list, virtual()...)
+	if f.Usage {
+		for _, k := range []string{"Node", "Pod"} {
+			list = append(list, Resource{
+				GroupVersion: metricsV1beta1, Name: strings.ToLower(k) + "s", Kind: metricsV1beta1.WithKind(k + "Metrics"),
+				Namespaced: k == "Pod", Verbs: getList,
+			})
+		}
+	}
 	slices.SortStableFunc(list, func(a, b Resource) int {
 		if c := compareGroups(a.GroupVersion, b.GroupVersion); c != 0 {
 			return c

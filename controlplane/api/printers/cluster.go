@@ -60,6 +60,7 @@ func addCluster(m map[reflect.Type]*printer) {
 	}, func(o *nodev1.RuntimeClass, now time.Time) []any {
 		return []any{o.Name, o.Handler, age(o.CreationTimestamp, now)}
 	})
+	addIngress(m)
 	doc := metav1.Status{}.SwaggerDoc()
 	add(m, []metav1.TableColumnDefinition{column("Status", doc["status"]), column("Reason", doc["reason"]), column("Message", doc["message"])},
 		func(o *metav1.Status, _ time.Time) []any {
@@ -79,6 +80,12 @@ func nodeRow(o *corev1.Node, now time.Time) []any {
 	}
 	if o.Spec.Unschedulable {
 		status += ",SchedulingDisabled"
+	}
+	for i := range o.Status.Conditions { // ours: what needs somebody's hand
+		c := &o.Status.Conditions[i]
+		if (c.Type == "DeclaredDead" || c.Type == "DuplicateIdentity") && c.Status == corev1.ConditionTrue {
+			status += "," + string(c.Type)
+		}
 	}
 	info := o.Status.NodeInfo
 	kernel := orUnknown(info.KernelVersion)

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // Options of one table.
@@ -54,7 +56,9 @@ var table = sync.OnceValue(func() map[reflect.Type]*printer {
 	m := map[reflect.Type]*printer{}
 	addCore(m)
 	addWorkloads(m)
+	addBatch(m)
 	addCluster(m)
+	addStorage(m)
 	return m
 })
 
@@ -115,6 +119,7 @@ func TableOf(example runtime.Object, items []runtime.Object, list metav1.ListMet
 	if !o.NoHeaders {
 		t.ColumnDefinitions = p.columns
 	}
+	var err error
 	for _, obj := range items {
 		q := p
 		if reflect.TypeOf(obj) != reflect.TypeOf(example) {
@@ -128,7 +133,9 @@ func TableOf(example runtime.Object, items []runtime.Object, list metav1.ListMet
 		switch o.IncludeObject {
 		case metav1.IncludeNone:
 		case metav1.IncludeObject:
-			row.Object.Object = obj
+			if row.Object.Object, err = described(obj); err != nil {
+				return nil, err
+			}
 		case metav1.IncludeMetadata, "":
 			if m, err := meta.Accessor(obj); err == nil {
 				partial := meta.AsPartialObjectMetadata(m)
@@ -141,6 +148,28 @@ func TableOf(example runtime.Object, items []runtime.Object, list metav1.ListMet
 		t.Rows = append(t.Rows, row)
 	}
 	return t, nil
+}
+
+// described is an object that says its kind and apiVersion. Items of lists do
+// not, yet a row's object is read without its list: without a kind no client
+// can decode it.
+func described(obj runtime.Object) (runtime.Object, error) {
+	if !obj.GetObjectKind().GroupVersionKind().Empty() {
+		return obj, nil
+	}
+	gvks, _, err := manifests.Scheme().ObjectKinds(obj)
+	if err != nil {
+		return nil, fmt.Errorf("printers: kind of %T: %w", obj, err)
+	}
+	v := reflect.ValueOf(obj).Elem()
+	cp := reflect.New(v.Type())
+	cp.Elem().Set(v)
+	out, ok := cp.Interface().(runtime.Object)
+	if !ok {
+		return nil, fmt.Errorf("printers: %T is no object", obj)
+	}
+	out.GetObjectKind().SetGroupVersionKind(gvks[0])
+	return out, nil
 }
 
 func printerOf(obj runtime.Object) *printer {

@@ -8,43 +8,63 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // The columns of a real server: * is priority 1, :type if not string.
 var columns = map[string]string{
-	"deployments":            "Name, Ready, Up-to-date, Available, Age, Containers*, Images*, Selector*",
-	"services":               "Name, Type, Cluster-IP, External-IP, Port(s), Age, Selector*",
-	"pods":                   "Name, Ready, Status, Restarts, Age, IP*, Node*, Nominated Node*, Readiness Gates*",
-	"nodes":                  "Name, Status, Roles, Age, Version, Internal-IP*, External-IP*, OS-Image*, Kernel-Version*, Container-Runtime*",
-	"replicasets":            "Name, Desired:integer, Current:integer, Ready:integer, Age, Containers*, Images*, Selector*",
-	"statefulsets":           "Name, Ready, Age, Containers*, Images*",
-	"daemonsets":             "Name, Desired:integer, Current:integer, Ready:integer, Up-to-date:integer, Available:integer, Node Selector, Age, Containers*, Images*, Selector*",
-	"events":                 "Last Seen, Type, Reason, Object, Subobject*, Source*, Message, First Seen*, Count*, Name*",
-	"configmaps":             "Name, Data, Age",
-	"secrets":                "Name, Type, Data, Age",
-	"namespaces":             "Name, Status, Age",
-	"serviceaccounts":        "Name, Age",
-	"leases":                 "Name, Holder, Age",
-	"endpoints":              "Name, Endpoints, Age",
-	"endpointslices":         "Name, AddressType, Ports, Endpoints, Age",
-	"priorityclasses":        "Name, Value:integer, Global-Default:boolean, Age, PreemptionPolicy",
-	"runtimeclasses":         "Name, Handler, Age",
-	"replicationcontrollers": "Name, Desired:integer, Current:integer, Ready:integer, Age, Containers*, Images*, Selector*",
-	"resourcequotas":         "Name, Request, Limit, Age",
-	"limitranges":            "Name, Created At:date",
-	"controllerrevisions":    "Name, Controller, Revision, Age",
-	"podtemplates":           "Name, Containers, Images, Pod Labels",
+	"deployments":             "Name, Ready, Up-to-date, Available, Age, Containers*, Images*, Selector*",
+	"services":                "Name, Type, Cluster-IP, External-IP, Port(s), Age, Selector*",
+	"pods":                    "Name, Ready, Status, Restarts, Age, IP*, Node*, Nominated Node*, Readiness Gates*",
+	"nodes":                   "Name, Status, Roles, Age, Version, Internal-IP*, External-IP*, OS-Image*, Kernel-Version*, Container-Runtime*",
+	"replicasets":             "Name, Desired:integer, Current:integer, Ready:integer, Age, Containers*, Images*, Selector*",
+	"statefulsets":            "Name, Ready, Age, Containers*, Images*",
+	"daemonsets":              "Name, Desired:integer, Current:integer, Ready:integer, Up-to-date:integer, Available:integer, Node Selector, Age, Containers*, Images*, Selector*",
+	"events":                  "Last Seen, Type, Reason, Object, Subobject*, Source*, Message, First Seen*, Count*, Name*",
+	"configmaps":              "Name, Data, Age",
+	"secrets":                 "Name, Type, Data, Age",
+	"namespaces":              "Name, Status, Age",
+	"serviceaccounts":         "Name, Age",
+	"leases":                  "Name, Holder, Age",
+	"endpoints":               "Name, Endpoints, Age",
+	"endpointslices":          "Name, AddressType, Ports, Endpoints, Age",
+	"priorityclasses":         "Name, Value:integer, Global-Default:boolean, Age, PreemptionPolicy",
+	"runtimeclasses":          "Name, Handler, Age",
+	"replicationcontrollers":  "Name, Desired:integer, Current:integer, Ready:integer, Age, Containers*, Images*, Selector*",
+	"resourcequotas":          "Name, Request, Limit, Age",
+	"limitranges":             "Name, Created At:date",
+	"controllerrevisions":     "Name, Controller, Revision, Age",
+	"jobs":                    "Name, Status, Completions, Duration, Age, Containers*, Images*, Selector*",
+	"cronjobs":                "Name, Schedule, Timezone, Suspend:boolean, Active:integer, Last Schedule, Age, Containers*, Images*, Selector*",
+	"poddisruptionbudgets":    "Name, Min Available, Max Unavailable, Allowed Disruptions:integer, Age",
+	"persistentvolumes":       "Name, Capacity, Access Modes, Reclaim Policy, Status, Claim, StorageClass, VolumeAttributesClass, Reason, Age, VolumeMode*",
+	"persistentvolumeclaims":  "Name, Status, Volume, Capacity, Access Modes, StorageClass, VolumeAttributesClass, Age, VolumeMode*",
+	"storageclasses":          "Name, Provisioner, ReclaimPolicy, VolumeBindingMode, AllowVolumeExpansion, Age",
+	"csinodes":                "Name, Drivers:integer, Age",
+	"csidrivers":              "Name, AttachRequired:boolean, PodInfoOnMount:boolean, StorageCapacity:boolean, TokenRequests, RequiresRepublish:boolean, Modes, Age",
+	"csistoragecapacities":    "Name, StorageClassName, Capacity",
+	"volumeattachments":       "Name, Attacher, PV, Node, Attached:boolean, Age",
+	"volumeattributesclasses": "Name, DriverName, Age",
+	"podtemplates":            "Name, Containers, Images, Pod Labels",
+	"ingresses":               "Name, Class, Hosts, Address, Ports, Age",
+	"ingressclasses":          "Name, Controller, Parameters, Age",
 }
 
 func describe(list []metav1.TableColumnDefinition) string {
@@ -87,10 +107,44 @@ func TestEveryServedKind(t *testing.T) {
 				}
 			}
 			for _, c := range tab.ColumnDefinitions {
-				if (c.Name == "Name") != (c.Format == "name") {
+				if (c.Name == "Name" || c.Name == "Attacher") != (c.Format == "name") {
 					t.Errorf("%T: column %s has format %q", obj, c.Name, c.Format)
 				}
 			}
+		}
+	}
+}
+
+// TestRowsSayTheirKind: clients decode each row's object by itself (kubectl
+// get --sort-by does, and prints nothing for those without a kind). The items
+// of a list have none, and stay as they are.
+func TestRowsSayTheirKind(t *testing.T) {
+	for _, k := range manifests.Kinds() {
+		list := k.NewList()
+		item := k.New()
+		if err := meta.SetList(list, []runtime.Object{item}); err != nil {
+			t.Fatal(err)
+		}
+		for policy, want := range map[metav1.IncludeObjectPolicy]schema.GroupVersionKind{
+			metav1.IncludeObject:   k.GVK,
+			metav1.IncludeMetadata: metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
+			"":                     metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
+		} {
+			tab, err := Table(list, Options{Now: now, IncludeObject: policy})
+			if err != nil {
+				t.Fatalf("%s %q: %v", k.Resource, policy, err)
+			}
+			if got := tab.Rows[0].Object.Object.GetObjectKind().GroupVersionKind(); got != want {
+				t.Errorf("%s includeObject=%q: a row's object is %s, want %s", k.Resource, policy, got, want)
+			}
+		}
+		if err := meta.EachListItem(list, func(o runtime.Object) error {
+			if got := o.GetObjectKind().GroupVersionKind(); !got.Empty() {
+				t.Errorf("%s: the list's item was changed to %s", k.Resource, got)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
@@ -142,6 +196,23 @@ func TestCells(t *testing.T) {
 			ObjectMeta: named("s"), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template},
 			Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: 5, CurrentNumberScheduled: 4, NumberReady: 3, UpdatedNumberScheduled: 2, NumberAvailable: 1},
 		}, []any{"s", int64(5), int64(4), int64(3), int64(2), int64(1), "<none>", "3d", "one,two", "x:1,y:2", "app=a"}},
+		{"job", &batchv1.Job{
+			ObjectMeta: named("j"), Spec: batchv1.JobSpec{Completions: ptr[int32](3), Selector: selector, Template: template},
+			Status: batchv1.JobStatus{Succeeded: 1, StartTime: ptr(ago(time.Minute))},
+		}, []any{"j", "Running", "1/3", "60s", "3d", "one,two", "x:1,y:2", "app=a"}},
+		{"finished job", &batchv1.Job{
+			ObjectMeta: named("j"), Spec: batchv1.JobSpec{Parallelism: ptr[int32](2), Selector: selector, Template: template},
+			Status: batchv1.JobStatus{StartTime: ptr(ago(time.Hour)), CompletionTime: ptr(ago(0)), Conditions: []batchv1.JobCondition{
+				{Type: batchv1.JobFailureTarget, Status: corev1.ConditionTrue}, {Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}},
+		}, []any{"j", "Failed", "0/1 of 2", "60m", "3d", "one,two", "x:1,y:2", "app=a"}},
+		{"cron job", &batchv1.CronJob{
+			ObjectMeta: named("c"), Spec: batchv1.CronJobSpec{Schedule: "@daily", TimeZone: ptr("Etc/UTC"), Suspend: ptr(false), JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: template}}},
+			Status: batchv1.CronJobStatus{Active: []corev1.ObjectReference{{}}, LastScheduleTime: ptr(ago(time.Hour))},
+		}, []any{"c", "@daily", "Etc/UTC", "False", int64(1), "60m", "3d", "one,two", "x:1,y:2", "<none>"}},
+		{"disruption budget", &policyv1.PodDisruptionBudget{
+			ObjectMeta: named("b"), Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr(intstr.FromString("50%"))},
+			Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 2},
+		}, []any{"b", "50%", "N/A", int64(2), "3d"}},
 		{"controller revision", &appsv1.ControllerRevision{
 			ObjectMeta: metav1.ObjectMeta{Name: "c", CreationTimestamp: ago(time.Second), OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "s", Controller: ptr(true)}}},
 			Revision:   4,
@@ -183,11 +254,32 @@ func TestCells(t *testing.T) {
 			Hard: corev1.ResourceList{"limits.cpu": resource.MustParse("2"), "pods": resource.MustParse("4"), "cpu": resource.MustParse("1")},
 			Used: corev1.ResourceList{"pods": resource.MustParse("1"), "cpu": resource.MustParse("500m")},
 		}}, []any{"q", "cpu: 500m/1, pods: 1/4", "limits.cpu: 0/2", "3d"}},
+		{"volume", &corev1.PersistentVolume{ObjectMeta: named("v"), Spec: corev1.PersistentVolumeSpec{Capacity: corev1.ResourceList{"storage": resource.MustParse("1Gi")},
+			AccessModes: []corev1.PersistentVolumeAccessMode{"ReadWriteMany", "ReadWriteOnce"}, PersistentVolumeReclaimPolicy: "Retain", StorageClassName: "slow",
+			ClaimRef: &corev1.ObjectReference{Namespace: "n", Name: "c"}}, Status: corev1.PersistentVolumeStatus{Phase: "Bound"}},
+			[]any{"v", "1Gi", "RWO,RWX", "Retain", "Bound", "n/c", "slow", "<unset>", "", "3d", "<unset>"}},
+		{"claim", &corev1.PersistentVolumeClaim{ObjectMeta: named("c"), Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v"},
+			Status: corev1.PersistentVolumeClaimStatus{Phase: "Bound", Capacity: corev1.ResourceList{"storage": resource.MustParse("1Gi")},
+				AccessModes: []corev1.PersistentVolumeAccessMode{"ReadWriteOncePod"}}},
+			[]any{"c", "Bound", "v", "1Gi", "RWOP", "", "<unset>", "3d", "<unset>"}},
+		{"class", &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "s", CreationTimestamp: named("s").CreationTimestamp,
+			Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}}, Provisioner: "dunlin.dev/local"},
+			[]any{"s (default)", "dunlin.dev/local", "Delete", "Immediate", false, "3d"}},
 		{"limit range", &corev1.LimitRange{ObjectMeta: named("l")}, []any{"l", "2026-05-01T12:00:00Z"}},
 		{"namespace", &corev1.Namespace{ObjectMeta: named("n"), Status: corev1.NamespaceStatus{Phase: corev1.NamespaceTerminating}}, []any{"n", "Terminating", "3d"}},
 		{"lease", &coordinationv1.Lease{ObjectMeta: named("l"), Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr("me")}}, []any{"l", "me", "3d"}},
 		{"priority class", &schedulingv1.PriorityClass{ObjectMeta: named("p"), Value: 7, GlobalDefault: true, PreemptionPolicy: ptr(corev1.PreemptNever)}, []any{"p", int64(7), true, "3d", "Never"}},
 		{"runtime class", &nodev1.RuntimeClass{ObjectMeta: named("wasm"), Handler: "wazero"}, []any{"wasm", "wazero", "3d"}},
+		{"ingress", &networkingv1.Ingress{
+			ObjectMeta: named("i"), Spec: networkingv1.IngressSpec{IngressClassName: ptr("dunlin"), TLS: []networkingv1.IngressTLS{{}},
+				Rules: []networkingv1.IngressRule{{Host: "a"}, {}, {Host: "b"}, {Host: "c"}, {Host: "d"}}},
+			Status: networkingv1.IngressStatus{LoadBalancer: networkingv1.IngressLoadBalancerStatus{Ingress: []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.2"}, {Hostname: "192-0-2-1.x"}}}},
+		}, []any{"i", "dunlin", "a,b,c + 2 more...", "192-0-2-1.x,192.0.2.2", "80, 443", "3d"}},
+		{"plain ingress", &networkingv1.Ingress{ObjectMeta: named("i")}, []any{"i", "<none>", "*", "", "80", "3d"}},
+		{"ingress class", &networkingv1.IngressClass{
+			ObjectMeta: metav1.ObjectMeta{Name: "c", CreationTimestamp: named("").CreationTimestamp, Annotations: map[string]string{networkingv1.AnnotationIsDefaultIngressClass: "true"}},
+			Spec:       networkingv1.IngressClassSpec{Controller: "x/y", Parameters: &networkingv1.IngressClassParametersReference{APIGroup: ptr("g.example"), Kind: "P", Name: "p"}},
+		}, []any{"c (default)", "x/y", "P.g.example/p", "3d"}},
 		{"pod template", &corev1.PodTemplate{ObjectMeta: named("t"), Template: template}, []any{"t", "one,two", "x:1,y:2", "app=a"}},
 		{"never created", &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, []any{"s", "<unknown>"}},
 		{"from the future", &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "s", CreationTimestamp: ago(-time.Hour)}}, []any{"s", "<invalid>"}},

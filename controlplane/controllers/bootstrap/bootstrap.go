@@ -1,6 +1,6 @@
 // Package bootstrap ensures what every cluster has from the first start: the
-// system namespaces, RuntimeClasses, PriorityClasses, and the Service
-// default/kubernetes with the API's addresses.
+// system namespaces, RuntimeClasses, PriorityClasses, the IngressClass, the
+// StorageClass of local volumes, and the Services default/kubernetes, with the API's addresses, and kube-system/kube-dns.
 //
 // Owned fields: the existence of these objects, and the addresses of
 // default/kubernetes. What a user changed in an existing object stays.
@@ -16,8 +16,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -29,6 +31,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // apiPort is the one port of a server.
@@ -42,6 +45,9 @@ type Config struct {
 	// ServiceCIDR's first address becomes default/kubernetes; the zero value
 	// leaves the Service out.
 	ServiceCIDR netip.Prefix
+	// DNS becomes kube-system/kube-dns, which every node serves itself; the
+	// zero value leaves it out.
+	DNS netip.Addr
 	// Servers returns the API's addresses; nil or empty leaves the Endpoints
 	// as they are.
 	Servers func() []netip.AddrPort
@@ -141,6 +147,10 @@ func (c *controller) objects() []object {
 		list = append(list, object{gk: schema.GroupKind{Group: nodev1.GroupName, Kind: "RuntimeClass"},
 			obj: &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Handler: handler}})
 	}
+	list = append(list, object{gk: schema.GroupKind{Group: networkingv1.GroupName, Kind: "IngressClass"}, obj: &networkingv1.IngressClass{
+		ObjectMeta: metav1.ObjectMeta{Name: manifests.IngressClassName, Annotations: map[string]string{networkingv1.AnnotationIsDefaultIngressClass: "true"}},
+		Spec:       networkingv1.IngressClassSpec{Controller: manifests.IngressController},
+	}})
 	for name, p := range map[string]struct {
 		value int32
 		text  string
@@ -152,9 +162,13 @@ func (c *controller) objects() []object {
 		list = append(list, object{gk: schema.GroupKind{Group: schedulingv1.GroupName, Kind: "PriorityClass"},
 			obj: &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: p.value, Description: p.text, PreemptionPolicy: &preempt}})
 	}
+	list = append(list, localClass())
 	slices.SortStableFunc(list[4:], func(a, b object) int { return compareKeys(keyOf(a), keyOf(b)) })
 	if c.cfg.ServiceCIDR.IsValid() {
 		list = append(list, c.service())
+		if c.cfg.DNS.IsValid() {
+			list = append(list, c.dns())
+		}
 		if c.cfg.Servers != nil {
 			if servers := c.cfg.Servers(); len(servers) > 0 {
 				list = append(list, endpoints(servers), slice(servers))
@@ -177,6 +191,16 @@ func compareKeys(a, b state.Key) int {
 	return 1
 }
 
+// localClass is the class of claims that name none: a folder on the node that
+// runs the first pod of the claim.
+func localClass() object {
+	remove, wait, expand := corev1.PersistentVolumeReclaimDelete, storagev1.VolumeBindingWaitForFirstConsumer, true
+	return object{gk: schema.GroupKind{Group: storagev1.GroupName, Kind: "StorageClass"}, obj: &storagev1.StorageClass{
+		ObjectMeta:  metav1.ObjectMeta{Name: manifests.LocalClass, Annotations: map[string]string{manifests.AnnotationDefaultClass: "true"}},
+		Provisioner: manifests.LocalProvisioner, ReclaimPolicy: &remove, VolumeBindingMode: &wait, AllowVolumeExpansion: &expand,
+	}}
+}
+
 const kubernetes = "kubernetes"
 
 func (c *controller) service() object {
@@ -189,6 +213,25 @@ func (c *controller) service() object {
 			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilyPolicy: &single,
 			SessionAffinity: corev1.ServiceAffinityNone,
 			Ports:           []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 443, TargetPort: intstr.FromInt32(apiPort)}},
+		},
+	}}
+}
+
+// dns is the Service behind which clients look for DNS. It has no endpoints:
+// each node answers at its address.
+func (c *controller) dns() object {
+	ip := c.cfg.DNS.String()
+	single := corev1.IPFamilyPolicySingleStack
+	return object{gk: schema.GroupKind{Kind: "Service"}, obj: &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "kube-dns",
+			Labels: map[string]string{"k8s-app": "kube-dns", "kubernetes.io/name": "DNS"}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilyPolicy: &single,
+			SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{
+				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt32(53)},
+				{Name: "dns-tcp", Protocol: corev1.ProtocolTCP, Port: 53, TargetPort: intstr.FromInt32(53)},
+			},
 		},
 	}}
 }

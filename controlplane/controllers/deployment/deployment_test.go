@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/history"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
@@ -248,7 +249,7 @@ func TestHashCollisionTakesAnotherName(t *testing.T) {
 	c := newCluster(t)
 	d := web(1)
 	made := c.Create(d).(*appsv1.Deployment)
-	hash, err := hashTemplate(&made.Spec.Template, nil)
+	hash, err := history.HashTemplate(&made.Spec.Template, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,5 +304,44 @@ func TestProportionalScaling(t *testing.T) {
 	}
 	if sizes["old"] != 11 || sizes["new"] != 7 {
 		t.Fatalf("sizes %v", sizes)
+	}
+}
+
+// The new set does not grow into the room of pods that are still there, nor
+// while a set's controller may still be making pods for its last size.
+func TestCeilingCountsPods(t *testing.T) {
+	zero, one := intstr.FromInt32(0), intstr.FromInt32(1)
+	set := func(want, has int32, seen bool) *appsv1.ReplicaSet {
+		rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: appsv1.ReplicaSetSpec{Replicas: &want}}
+		rs.Status.Replicas, rs.Status.ObservedGeneration = has, 1
+		if seen {
+			rs.Status.ObservedGeneration = 2
+		}
+		return rs
+	}
+	d := web(3)
+	d.Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType,
+		RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &zero, MaxUnavailable: &one}}
+	for _, c := range []struct {
+		name string
+		old  *appsv1.ReplicaSet
+		to   int32
+	}{
+		{"cut and gone", set(2, 2, true), 1},
+		{"cut, its pod still there", set(2, 3, true), 0},
+		{"cut, and its controller has not seen it", set(2, 2, false), 0},
+	} {
+		got, ok := growNew(d, []*appsv1.ReplicaSet{c.old}, set(0, 0, true))
+		if ok != (c.to > 0) || (ok && got.to != c.to) {
+			t.Errorf("%s: grows to %d (%v), want %d", c.name, got.to, ok, c.to)
+		}
+		d := d.DeepCopy()
+		four := int32(4)
+		d.Spec.Replicas = &four
+		for _, z := range rescale(d, []*appsv1.ReplicaSet{c.old}, set(1, 1, true)) {
+			if n := c.old.Status.Replicas + z.to; z.rs != c.old && n > 4 {
+				t.Errorf("%s: scaled to 4: %d pods", c.name, n)
+			}
+		}
 	}
 }

@@ -1,10 +1,6 @@
 package deployment
 
 import (
-	"encoding/binary"
-	"encoding/json"
-	"fmt"
-	"hash/fnv"
 	"maps"
 	"slices"
 	"strconv"
@@ -14,24 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/rand"
-)
 
-// hashTemplate names a pod template. It only has to be stable and to differ:
-// an existing set is found by comparing templates, never by this name, so a
-// newer binary may well come to another name for the same template.
-func hashTemplate(t *corev1.PodTemplateSpec, collisions *int32) (string, error) {
-	b, err := json.Marshal(t)
-	if err != nil {
-		return "", fmt.Errorf("hash pod template: %w", err)
-	}
-	h := fnv.New32a()
-	_, _ = h.Write(b) // never fails
-	if collisions != nil {
-		_, _ = h.Write(binary.LittleEndian.AppendUint32(nil, uint32(*collisions)))
-	}
-	return rand.SafeEncodeString(strconv.FormatUint(uint64(h.Sum32()), 10)), nil
-}
+	"github.com/dunlin-project/dunlin/controlplane/controllers/history"
+	"github.com/dunlin-project/dunlin/manifests"
+)
 
 // sameTemplate compares templates apart from the hash label.
 func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
@@ -88,6 +70,9 @@ var notInherited = map[string]bool{
 	maxAnnotation:                         true,
 	appsv1.DeprecatedRollbackTo:           true,
 	"deprecated.deployment.rollback.info": true,
+	manifests.AnnotationAutoRollback:      true,
+	manifests.AnnotationRolledBack:        true,
+	manifests.AnnotationGoodRevision:      true, // kubectl rollout undo copies a set's to the Deployment
 }
 
 // annotate gives the set the Deployment's annotations and its revision. A
@@ -155,7 +140,7 @@ func setReplicaAnnotations(d *appsv1.Deployment, set *appsv1.ReplicaSet) bool {
 
 // newSet is the ReplicaSet of the Deployment's template; its size is still 0.
 func newSet(d *appsv1.Deployment, rev int64) (*appsv1.ReplicaSet, error) {
-	hash, err := hashTemplate(&d.Spec.Template, d.Status.CollisionCount)
+	hash, err := history.HashTemplate(&d.Spec.Template, d.Status.CollisionCount)
 	if err != nil {
 		return nil, err
 	}
@@ -194,6 +179,12 @@ func surplus(d *appsv1.Deployment, old []*appsv1.ReplicaSet) (out []*appsv1.Repl
 	for _, rs := range old {
 		if rs.DeletionTimestamp == nil {
 			live = append(live, rs)
+		}
+	}
+	if on, _ := wantsRollback(d); on {
+		// What could be gone back to stays, whatever the limit says.
+		if good := lastGood(live); good != nil {
+			live = without(live, good)
 		}
 	}
 	n := len(live) - int(*d.Spec.RevisionHistoryLimit)

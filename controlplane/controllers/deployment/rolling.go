@@ -39,7 +39,8 @@ func replicas(n *int32) int32 {
 
 // budget resolves maxSurge (rounded up) and maxUnavailable (rounded down)
 // against the wanted replicas. Both 0 would never move: then one may be
-// unavailable.
+// unavailable. Where a rollback may come, the last pod is never taken before
+// there is a new one, whatever the strategy allows.
 func budget(d *appsv1.Deployment) (surge, unavailable int32) {
 	if !isRolling(d) || d.Spec.Strategy.RollingUpdate == nil {
 		return 0, 0
@@ -56,6 +57,12 @@ func budget(d *appsv1.Deployment) (surge, unavailable int32) {
 	}
 	if up == 0 && down == 0 {
 		down = 1
+	}
+	if on, _ := wantsRollback(d); on && n > 0 {
+		down = min(down, n-1)
+		if up == 0 && down == 0 {
+			up = 1
+		}
 	}
 	return int32(up), int32(down)
 }
@@ -80,6 +87,30 @@ func sumSpec(sets []*appsv1.ReplicaSet) (n int32) {
 		n += replicas(rs.Spec.Replicas)
 	}
 	return n
+}
+
+// sumPods counts the pods that the sets have or want, whichever is more: a
+// set that was cut has its pods until its own controller has removed them,
+// and what grows meanwhile would go above the ceiling. ok is false while a
+// set's controller has not seen its newest size: it may still be making pods
+// for the one before.
+func sumPods(sets []*appsv1.ReplicaSet) (n int32, ok bool) {
+	ok = true
+	for _, rs := range sets {
+		n += max(replicas(rs.Spec.Replicas), rs.Status.Replicas)
+		ok = ok && rs.Status.ObservedGeneration >= rs.Generation
+	}
+	return n, ok
+}
+
+// room is by how much sets may grow without going above the ceiling, given
+// what all have.
+func room(d *appsv1.Deployment, all []*appsv1.ReplicaSet) int32 {
+	n, ok := sumPods(all)
+	if !ok {
+		return 0 // the set's next status wakes the Deployment
+	}
+	return max(maxReplicas(d)-n, 0)
 }
 
 func sumStatus(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSetStatus) int32) (n int32) {
@@ -108,6 +139,15 @@ func concat(old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet) []*appsv1.Replic
 	return append(slices.Clip(old), newRS)
 }
 
+func without(sets []*appsv1.ReplicaSet, rs *appsv1.ReplicaSet) (out []*appsv1.ReplicaSet) {
+	for _, s := range sets {
+		if s != rs {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 func byCreation(a, b *appsv1.ReplicaSet) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
@@ -117,11 +157,7 @@ func newReplicas(d *appsv1.Deployment, all []*appsv1.ReplicaSet, newCount int32)
 	if !isRolling(d) {
 		return wanted(d)
 	}
-	room := maxReplicas(d) - sumSpec(all)
-	if room <= 0 {
-		return newCount
-	}
-	return newCount + min(room, wanted(d)-newCount)
+	return newCount + min(room(d, all), wanted(d)-newCount)
 }
 
 // growNew decides the new set's size in a rolling update. ok is false when
@@ -203,7 +239,15 @@ func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 // of one the change is spread in proportion.
 func rescale(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet) []resize {
 	if rs := activeOrLatest(old, newRS); rs != nil {
-		return []resize{{rs, wanted(d)}}
+		has, to := replicas(rs.Spec.Replicas), wanted(d)
+		if others := without(concat(old, newRS), rs); to > has && isRolling(d) {
+			n, ok := sumPods(others)
+			if !ok {
+				n = maxReplicas(d)
+			}
+			to = min(to, max(has, maxReplicas(d)-n))
+		}
+		return []resize{{rs, to}}
 	}
 	if saturated(d, newRS) {
 		var out []resize
@@ -215,7 +259,7 @@ func rescale(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.Repli
 	if !isRolling(d) {
 		return nil
 	}
-	return proportional(d, withReplicas(concat(old, newRS)))
+	return proportional(d, concat(old, newRS))
 }
 
 func activeOrLatest(old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet) *appsv1.ReplicaSet {
@@ -243,13 +287,16 @@ func saturated(d *appsv1.Deployment, newRS *appsv1.ReplicaSet) bool {
 
 // proportional spreads the difference between what the sets have and what
 // the Deployment may have over them by size; the biggest takes the rest.
-func proportional(d *appsv1.Deployment, active []*appsv1.ReplicaSet) []resize {
+func proportional(d *appsv1.Deployment, all []*appsv1.ReplicaSet) []resize {
+	active := withReplicas(all)
 	var allowed int32
 	if wanted(d) > 0 {
 		allowed = maxReplicas(d)
 	}
 	toAdd := allowed - sumSpec(active)
-	active = slices.Clone(active)
+	if toAdd > 0 {
+		toAdd = min(toAdd, room(d, all))
+	}
 	slices.SortFunc(active, func(a, b *appsv1.ReplicaSet) int {
 		age := byCreation(b, a) // newer first when growing
 		if toAdd < 0 {

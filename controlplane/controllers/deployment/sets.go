@@ -124,6 +124,7 @@ func (r *round) updateNewSet(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		r.renewed = rs.Annotations[revisionAnnotation] != r.newRS.Annotations[revisionAnnotation]
 		r.newRS = rs
 	}
 	if hasDeadline(r.d) && condition(&r.d.Status, appsv1.DeploymentProgressing) == nil {

@@ -84,6 +84,7 @@ func countStatus(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.R
 	} else {
 		setCondition(&st, appsv1.DeploymentAvailable, corev1.ConditionFalse, reasonNotEnough, "Deployment does not have minimum availability.", now)
 	}
+	rolledBackCondition(d, newRS, &st, now)
 	return st
 }
 

@@ -84,11 +84,24 @@ func podIP(pod *corev1.Pod, family discoveryv1.AddressType) string {
 		ips = []corev1.PodIP{{IP: pod.Status.PodIP}}
 	}
 	for _, p := range ips {
-		if addr, err := netip.ParseAddr(p.IP); err == nil && addr.Is6() == (family == discoveryv1.AddressTypeIPv6) {
+		if addr, err := netip.ParseAddr(p.IP); err == nil && addr.Is6() == (family == discoveryv1.AddressTypeIPv6) && !local(addr) {
 			return p.IP
 		}
 	}
 	return ""
+}
+
+// local says that an address means another machine on every machine, which is
+// none for an endpoint (upstream's validation).
+func local(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() }
+
+// onlyLocal is the address of a pod that has no other; "" if it has.
+func onlyLocal(pod *corev1.Pod) string {
+	a, err := netip.ParseAddr(pod.Status.PodIP)
+	if err != nil || !local(a) || podIP(pod, discoveryv1.AddressTypeIPv4) != "" || podIP(pod, discoveryv1.AddressTypeIPv6) != "" {
+		return ""
+	}
+	return pod.Status.PodIP
 }
 
 // portsOf resolves the Service's ports on a pod; ports that the pod does not

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
+	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 )
@@ -49,11 +51,17 @@ type controller struct {
 	env loop.Env
 	// selectors of the Services, by namespace and name; owned by the Feed.
 	selectors map[string]map[string]labels.Selector
+
+	mu         sync.Mutex
+	complained map[string]struct{} // Service's uid and node
 }
+
+// maxComplained bounds what is remembered; beyond it is said again.
+const maxComplained = 1000
 
 // New makes the controller.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env: env, selectors: map[string]map[string]labels.Selector{}}
+	c := &controller{env: env, selectors: map[string]map[string]labels.Selector{}, complained: map[string]struct{}{}}
 	return &loop.Controller{
 		Name: "endpoints", Workers: 4, Delay: gather,
 		Sources: []loop.Source{
@@ -169,6 +177,9 @@ func (c *controller) candidates(svc *corev1.Service) (map[discoveryv1.AddressTyp
 		if !ok {
 			return true
 		}
+		if ip := onlyLocal(pod); ip != "" {
+			c.complain(svc, pod, ip)
+		}
 		zone := ""
 		if node, ok := snap.Get(state.Key{Kind: "Node", Name: r.Header.NodeName}); ok {
 			zone = node.Header.Labels[corev1.LabelTopologyZone]
@@ -181,6 +192,23 @@ func (c *controller) candidates(svc *corev1.Service) (map[discoveryv1.AddressTyp
 		return true
 	})
 	return out, failed
+}
+
+// complain says of a Service, once a node, that pods are left out of it.
+func (c *controller) complain(svc *corev1.Service, pod *corev1.Pod, ip string) {
+	key := string(svc.UID) + "/" + pod.Spec.NodeName
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, said := c.complained[key]; said {
+		return
+	}
+	if len(c.complained) >= maxComplained {
+		clear(c.complained)
+	}
+	c.complained[key] = struct{}{}
+	c.env.Events.Event(corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID},
+		events.Warning, "LocalAddress", fmt.Sprintf("pod %s is left out: its address %s means another machine everywhere else. Start the agent of node %s with --node-address, or as root",
+			pod.Name, ip, pod.Spec.NodeName))
 }
 
 func (c *controller) slices(svc *corev1.Service) ([]*discoveryv1.EndpointSlice, error) {

@@ -2,6 +2,7 @@ package endpoints
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -190,5 +191,33 @@ func TestSelectorChangeMovesPods(t *testing.T) {
 		if len(s.Endpoints) != 0 {
 			t.Fatalf("still there: %+v", s.Endpoints)
 		}
+	}
+}
+
+// TestLocalAddressesAreLeftOut: a pod that has only 127.0.0.1, which no slice
+// may hold, neither fails the Service nor hides the other pods, and is said once.
+func TestLocalAddressesAreLeftOut(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n")
+	w.Create(service())
+	c := New(w.Env())
+	addPod(w, "far")
+	w.BindAll("n")
+	w.Report(nil)
+	addPod(w, "near")
+	w.BindAll("n")
+	fixture.Change(w, fixture.Pod, "default", "near", registry.Status, func(p *corev1.Pod) {
+		p.Status.PodIP, p.Status.PodIPs = "127.0.0.1", []corev1.PodIP{{IP: "127.0.0.1"}}
+	})
+	for range 3 {
+		w.Report(nil)
+		w.Settle(c)
+	}
+	if s := slicesOf(w); len(s) != 1 || len(s[0].Endpoints) != 1 || s[0].Endpoints[0].TargetRef.Name != "far" {
+		t.Fatalf("slices %+v", s)
+	}
+	said := w.Events.With("LocalAddress")
+	if len(said) != 1 || said[0].About.Name != "svc" || !strings.Contains(said[0].Message, "--node-address") {
+		t.Fatalf("events %+v", said)
 	}
 }

@@ -280,11 +280,12 @@ func owns(snap state.Snapshot, above, below *state.Record) bool {
 // complain names what a deletion has been waiting for, and returns when to
 // look again.
 func (c *controller) complain(r *state.Record, waits string) time.Duration {
-	age := c.env.Clock.Now().Sub(time.Unix(r.Header.Deleted, 0))
+	at := time.Unix(r.Header.Deleted, 0).UTC()
+	age := c.env.Clock.Now().Sub(at)
 	if age < stuckAfter {
 		return min(stuckAfter-age, stuckAfter)
 	}
-	c.note(r, "DeletionBlocked", "Deletion was asked for but waits for "+waits)
+	c.note(r, "DeletionBlocked", "Deletion was asked for at "+at.Format(time.RFC3339)+" and waits for "+waits)
 	return complainEvery
 }
 

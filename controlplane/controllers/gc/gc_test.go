@@ -188,3 +188,23 @@ func TestEndStateProperty(t *testing.T) {
 		}
 	})
 }
+
+// A finalizer that nobody removes is named, with since when it is waited for,
+// on the object itself.
+func TestStuckFinalizerIsNamed(t *testing.T) {
+	w := fixture.New(t)
+	add(w, "default", "held", func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"test/hold"} })
+	at := w.Now()
+	w.Delete(configMap, "default", "held", metav1.DeletePropagationBackground)
+	w.Settle(New(w.Env()))
+	if got := w.Events.With("DeletionBlocked"); len(got) != 0 {
+		t.Fatalf("at once: %v", got)
+	}
+	w.Advance(2 * stuckAfter)
+	w.Settle(New(w.Env()))
+	got := w.Events.With("DeletionBlocked")
+	want := "Deletion was asked for at " + at.Format(time.RFC3339) + " and waits for finalizer test/hold, which its own controller must remove"
+	if len(got) != 1 || got[0].Message != want || got[0].About.Name != "held" || got[0].About.Kind != "ConfigMap" {
+		t.Fatalf("%+v, want %q", got, want)
+	}
+}

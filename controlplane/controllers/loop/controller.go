@@ -23,6 +23,9 @@ type Env struct {
 	Reader state.Reader
 	Term   uint64
 	Clock  clock.Clock
+	// Trust returns an error while the wall clock jumped and nothing may
+	// start, end or expire by it. Nil: it is always trusted.
+	Trust  func() error
 	Events events.Recorder
 	Log    *slog.Logger
 	// Rand returns numbers in [0,1) for jitter.
@@ -153,7 +156,7 @@ func (c *Controller) step(ctx context.Context, key state.Key, m *Metrics, log *s
 	default:
 		c.queue.Forget(key)
 	}
-	m.observe(c.Name, outcome, time.Since(start), c.queue.Len())
+	m.observe(c.Name, outcome, time.Since(start))
 }
 
 func (c *Controller) guarded(ctx context.Context, key state.Key) (after time.Duration, err error) {

@@ -215,7 +215,29 @@ func TestFourOutcomesAndPanics(t *testing.T) {
 			t.Errorf("reconciles: %v", count)
 		}
 		mu.Unlock()
+		queues := func() (depth, delayed float64) {
+			t.Helper()
+			families, err := reg.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				switch f.GetName() {
+				case "dunlin_controller_queue_depth":
+					depth = f.GetMetric()[0].GetGauge().GetValue()
+				case "dunlin_controller_queue_delayed":
+					delayed = f.GetMetric()[0].GetGauge().GetValue()
+				}
+			}
+			return depth, delayed
+		}
+		if depth, delayed := queues(); depth != 0 || delayed != 3 { // after, error and panic come again
+			t.Errorf("%v keys wait and %v come later, want 0 and 3", depth, delayed)
+		}
 		stop()
+		if depth, delayed := queues(); depth != 0 || delayed != 0 {
+			t.Errorf("after the term %v keys wait and %v come later", depth, delayed)
+		}
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)

@@ -12,11 +12,28 @@ import (
 // enough to share an fsync, few enough to leave room for others.
 const inFlight = 64
 
+type sequentially struct{}
+
+// Sequentially makes Parallel run one after the other, in order: what is
+// written, and in which order, then depends on nothing but the state.
+func Sequentially(ctx context.Context) context.Context {
+	return context.WithValue(ctx, sequentially{}, true)
+}
+
 // Parallel runs f(0..n-1), a bounded number at a time, and returns one of
 // the errors after all have ended.
 func Parallel(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
 	if n == 1 {
 		return f(ctx, 0)
+	}
+	if ctx.Value(sequentially{}) != nil {
+		var first error
+		for i := range n {
+			if err := f(ctx, i); err != nil && first == nil {
+				first = err
+			}
+		}
+		return first
 	}
 	var g errgroup.Group
 	g.SetLimit(inFlight)

@@ -283,6 +283,15 @@ func (q *Queue[K]) Len() int {
 	return len(q.queued) + len(q.delayed)
 }
 
+// Waiting counts the keys that wait for a worker, and those that are due
+// later.
+func (q *Queue[K]) Waiting() (ready, later int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.promote()
+	return len(q.queued), len(q.delayed)
+}
+
 // Overflowed says, once, that keys were refused since the last call and the
 // queue has room again: whoever feeds it must list everything anew.
 func (q *Queue[K]) Overflowed() bool {

@@ -23,6 +23,7 @@ func Run(ctx context.Context, env Env, m *Metrics, controllers ...*Controller) e
 	again := make(chan struct{}, 1) // a queue that overflowed has room again
 	for _, c := range controllers {
 		c.queue = NewQueue[state.Key](c.Limit, c.backoff(env))
+		m.queue(c.Name, c.queue)
 		for range max(c.Workers, 1) {
 			g.Go(func() error {
 				for {
@@ -45,10 +46,10 @@ func Run(ctx context.Context, env Env, m *Metrics, controllers ...*Controller) e
 			g.Go(func() error { return c.Background(ctx, c.queue.Add) })
 		}
 	}
-	g.Go(func() error { return feed(ctx, env, m, again, controllers) })
+	g.Go(func() error { return feed(ctx, env, again, controllers) })
 	err := g.Wait()
 	for _, c := range controllers {
-		m.setDepth(c.Name, 0)
+		m.queue(c.Name, nil)
 	}
 	return err
 }
@@ -67,7 +68,7 @@ func (c *Controller) add(k state.Key) { c.queue.AddAfter(k, c.Delay) }
 // feed turns changes of the store into keys: first everything, then events;
 // everything again when the ring lost events, a queue overflowed, or the
 // resync is due.
-func feed(ctx context.Context, env Env, m *Metrics, again <-chan struct{}, controllers []*Controller) error {
+func feed(ctx context.Context, env Env, again <-chan struct{}, controllers []*Controller) error {
 	jitter := 1.0
 	for ctx.Err() == nil {
 		if env.Rand != nil {
@@ -83,7 +84,7 @@ func feed(ctx context.Context, env Env, m *Metrics, again <-chan struct{}, contr
 			case <-round.Done():
 			}
 		})
-		err := follow(round, env, m, controllers, after)
+		err := follow(round, env, controllers, after)
 		if round.Err() != nil {
 			err = nil // a resync, or the end
 		}
@@ -97,7 +98,7 @@ func feed(ctx context.Context, env Env, m *Metrics, again <-chan struct{}, contr
 }
 
 // follow gives events to their sources until the watch breaks or ctx ends.
-func follow(ctx context.Context, env Env, m *Metrics, controllers []*Controller, after uint64) error {
+func follow(ctx context.Context, env Env, controllers []*Controller, after uint64) error {
 	w, err := env.Reader.Watch("", "", after)
 	if err != nil {
 		return err
@@ -117,9 +118,6 @@ func follow(ctx context.Context, env Env, m *Metrics, controllers []*Controller,
 		}
 		if err != nil {
 			return err
-		}
-		for _, c := range controllers {
-			m.setDepth(c.Name, c.queue.Len())
 		}
 	}
 }
@@ -157,6 +155,7 @@ var ErrNotSettled = errors.New("controllers did not settle")
 // An error of a reconcile is not fatal; the last round's are returned if it
 // never settles.
 func Settle(ctx context.Context, env Env, rounds int, controllers ...*Controller) error {
+	ctx = Sequentially(ctx)
 	var last error
 	for range rounds {
 		before := env.Reader.Snapshot().ResourceVersion()

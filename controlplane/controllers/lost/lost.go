@@ -8,17 +8,23 @@
 package lost
 
 import (
+	"bytes"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dunlin-project/dunlin/controlplane/state"
+
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 const (
 	// SinceAnnotation holds the RFC 3339 time of the mark.
 	SinceAnnotation = "dunlin.dev/lost-since"
-	// ReturnedAnnotation holds the RFC 3339 time at which the mark went: such
-	// a pod is kept rather than its replacement, if it is ready.
+	// ReturnedAnnotation holds from when to when the pod had the mark: two RFC
+	// 3339 times with a slash between (an interval of ISO 8601).
 	ReturnedAnnotation = "dunlin.dev/returned"
 	// Reason of the DisruptionTarget condition.
 	Reason = "NodeUnreachable"
@@ -33,6 +39,81 @@ func Is(p *corev1.Pod) bool {
 		}
 	}
 	return false
+}
+
+// MayBe says whether the record's pod could carry the mark, without decoding
+// it: the annotation's name stands in its metadata's bytes.
+func MayBe(r *state.Record) bool {
+	return r.Meta != nil && bytes.Contains(r.Meta.Data, []byte(SinceAnnotation))
+}
+
+// StopsAfter is how long after its node was last heard of a pod has surely
+// stopped by itself: its own deadline (manifests.AnnotationStopDeadline),
+// its grace period, and a margin of 5 s and 1 % for clocks that run unevenly.
+// finite is false if it has no deadline and runs on for ever.
+func StopsAfter(p *corev1.Pod) (d time.Duration, finite bool) {
+	s, err := manifests.StopDeadline(p)
+	if err != nil || s == 0 {
+		return 0, false // the node refuses to run such a pod
+	}
+	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
+	if g := p.Spec.TerminationGracePeriodSeconds; g != nil {
+		grace = *g
+	}
+	return s + s/100 + time.Duration(grace)*time.Second + 5*time.Second, true
+}
+
+// Keep says what the pod's return means where it or its replacement has to
+// go: above 0 it is kept rather, below 0 it goes first, as soon as others stand
+// in for it; 0 it is ranked as any other, as is a pod that was never away.
+func Keep(p *corev1.Pod) int {
+	// Counted though it still has the mark: its node has reported it ready, and
+	// the mark is about to go.
+	if _, returned := p.Annotations[ReturnedAnnotation]; !returned && !Is(p) {
+		return 0
+	}
+	switch manifests.Returns(p, manifests.KeepOriginal) {
+	case manifests.KeepReplacement:
+		return -1
+	case manifests.KeepBetter:
+		return 0
+	}
+	return 1
+}
+
+// Away is from when to when the pod was away last; ok is false for one that
+// never was. Who is still marked is away until now. The times are those of the
+// servers' clocks, to the second.
+func Away(p *corev1.Pod, now time.Time) (from, to time.Time, ok bool) {
+	if v, marked := p.Annotations[SinceAnnotation]; marked {
+		from, err := time.Parse(time.RFC3339, v)
+		return from, now, err == nil
+	}
+	a, b, _ := strings.Cut(p.Annotations[ReturnedAnnotation], "/")
+	from, err := time.Parse(time.RFC3339, a)
+	if err != nil {
+		return from, to, false
+	}
+	to, err = time.Parse(time.RFC3339, b)
+	return from, to, err == nil
+}
+
+// ReplacedAfter is how long after its node was given up a pod becomes lost,
+// and so is replaced: what it says, or the default of its controller's kind.
+// never is that it is waited for. Who has no controller that could replace it,
+// or only in its own place, is always waited for.
+func ReplacedAfter(p *corev1.Pod, ownerKind string) (d time.Duration, never bool) {
+	switch ownerKind {
+	case "ReplicaSet.apps", "ReplicationController":
+	case "Job.batch":
+		d = 5 * time.Minute
+	default:
+		return 0, true
+	}
+	if own, never, set := manifests.ReplaceAfter(p); set {
+		return own, never
+	}
+	return d, false
 }
 
 // SetStatus marks a status: DisruptionTarget and not Ready.

@@ -150,19 +150,31 @@ func (c *controller) readers(k *manifests.Kind) []state.Reader {
 type content struct {
 	total      int
 	kinds      []string // "pods. has 2 resource instances"
-	finalizers []string // "x in 1 resource instances"
+	finalizers []string // "x in 1 resource instances (longest: pods/a, since ...)"
+}
+
+// waiting is what a finalizer holds up.
+type waiting struct {
+	n       int
+	longest string // resource/name
+	since   int64  // state.Header.Deleted of that; 0 while none is being deleted
 }
 
 func (c *controller) remaining(ns string) content {
 	var left content
-	finalizers := map[string]int{}
+	finalizers := map[string]waiting{}
 	for _, k := range c.kinds {
 		n := 0
 		for _, reader := range c.readers(k) {
 			reader.Snapshot().Range(k.StorageKind(), ns, state.Key{}, func(r *state.Record) bool {
 				n++
 				for _, f := range r.Header.Finalizers {
-					finalizers[f]++
+					w := finalizers[f]
+					w.n++
+					if d := r.Header.Deleted; d != 0 && (w.since == 0 || d < w.since) {
+						w.since, w.longest = d, k.Resource+"/"+r.Header.Key.Name
+					}
+					finalizers[f] = w
 				}
 				return true
 			})
@@ -172,8 +184,13 @@ func (c *controller) remaining(ns string) content {
 			left.kinds = append(left.kinds, fmt.Sprintf("%s.%s has %d resource instances", k.Resource, k.GVK.Group, n))
 		}
 	}
-	for f, n := range finalizers {
-		left.finalizers = append(left.finalizers, fmt.Sprintf("%s in %d resource instances", f, n))
+	for f, w := range finalizers {
+		text := fmt.Sprintf("%s in %d resource instances", f, w.n)
+		if w.since != 0 {
+			// The time and not the age, which would be written again and again.
+			text += fmt.Sprintf(" (longest: %s, since %s)", w.longest, time.Unix(w.since, 0).UTC().Format(time.RFC3339))
+		}
+		left.finalizers = append(left.finalizers, text)
 	}
 	slices.Sort(left.kinds)
 	slices.Sort(left.finalizers)

@@ -3,6 +3,7 @@ package namespace
 import (
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,12 +40,19 @@ func TestEmptiesAndFinalizes(t *testing.T) {
 	}
 	for _, want := range []string{
 		"NamespaceContentRemaining=True Some resources are remaining: configmaps. has 1 resource instances",
-		"NamespaceFinalizersRemaining=True Some content in the namespace has finalizers remaining: test/hold in 1 resource instances",
+		"NamespaceFinalizersRemaining=True Some content in the namespace has finalizers remaining: test/hold in 1 resource instances (longest: configmaps/held, since 20",
 		"NamespaceDeletionContentFailure=False",
 	} {
 		if !strings.Contains(text, want) {
 			t.Fatalf("missing %q in\n%s", want, text)
 		}
+	}
+	// Waiting on writes nothing.
+	before := w.Machine.Snapshot().ResourceVersion()
+	w.Advance(time.Hour)
+	w.Settle(New(w.Env()))
+	if after := w.Machine.Snapshot().ResourceVersion(); after != before {
+		t.Fatalf("writes while it waits: %d -> %d", before, after)
 	}
 	fixture.Change(w, configMap, "app", "held", registry.Main, func(cm *corev1.ConfigMap) { cm.Finalizers = nil })
 	w.Settle(New(w.Env()))

@@ -9,6 +9,9 @@ type Leases interface {
 	// lease in this term and has not expired yet is present with the age of
 	// the fresh TTL that the new leader gave it.
 	Snapshot() map[string]LeaseInfo
+	// Expired says whether the node's lease has run out now; false for a node
+	// that has none.
+	Expired(node string) bool
 }
 
 // LeaseInfo is one node's lease.

@@ -11,6 +11,7 @@
 package nodelifecycle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -60,8 +61,8 @@ type controller struct {
 
 	mu       sync.Mutex
 	verdicts map[string]verdict
-	tainted  map[string]bool                 // nodes with NoExecute taints, as last reconciled
-	clocks   map[string]map[string]time.Time // node -> taint -> monotonic time from which it counts
+	tainted  map[string]bool             // nodes with NoExecute taints, as last reconciled
+	clocks   map[string]map[string]since // node -> taint
 }
 
 // New makes the controller.
@@ -70,7 +71,7 @@ func New(env loop.Env, cfg Config) *loop.Controller {
 		cfg.EvictEvery = evictEvery
 	}
 	c := &controller{env: env, cfg: cfg, assessor: newAssessor(cfg.LeaderZone, cfg.EvictEvery),
-		verdicts: map[string]verdict{}, tainted: map[string]bool{}, clocks: map[string]map[string]time.Time{}}
+		verdicts: map[string]verdict{}, tainted: map[string]bool{}, clocks: map[string]map[string]since{}}
 	return &loop.Controller{
 		Name: "node-lifecycle", Workers: 4,
 		Sources: []loop.Source{
@@ -168,6 +169,11 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 		v = verdict{known: true} // no lease is kept for it: judged by its own word alone
 	} else if !v.known {
 		return time.Second, nil // a new leader waits for the first sign
+	} else if v.silent && !c.cfg.Leases.Expired(key.Name) {
+		// It came back since the last look: to act on that look would undo what
+		// the node's own connection puts right, which wakes this key again, as
+		// fast as both can write. The next look brings the key back.
+		return 0, nil
 	}
 	if node, err = c.setCondition(ctx, node, v); err != nil {
 		return 0, err
@@ -179,7 +185,8 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 }
 
 // setCondition makes Ready Unknown while the lease is expired, and True when
-// it is renewed again (the agent's own report may then say otherwise).
+// it is renewed again (the agent's own report may then say otherwise), and
+// says what keeps its pods from being moved.
 func (c *controller) setCondition(ctx context.Context, node *corev1.Node, v verdict) (*corev1.Node, error) {
 	now := metav1.NewTime(c.env.Clock.Now()).Rfc3339Copy()
 	want := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: reasonSilent,
@@ -190,6 +197,7 @@ func (c *controller) setCondition(ctx context.Context, node *corev1.Node, v verd
 			ready = cond
 		}
 	}
+	changed := true
 	switch {
 	case v.silent && ready.Status != corev1.ConditionUnknown:
 		c.note(node, events.Normal, "NodeNotReady", "Node "+node.Name+" status is now: NodeNotReady (its lease expired)")
@@ -197,9 +205,17 @@ func (c *controller) setCondition(ctx context.Context, node *corev1.Node, v verd
 		want.Status, want.Reason, want.Message = corev1.ConditionTrue, "AgentReady", "The agent renews its lease."
 		c.note(node, events.Normal, "NodeReady", "Node "+node.Name+" status is now: NodeReady")
 	default:
+		changed = false
+	}
+	hold := held(v, cmp.Or(node.Labels[corev1.LabelTopologyZone], DefaultZone), c.cfg.EvictEvery)
+	if probe := node.Status.DeepCopy(); !setHeld(probe, hold, now) && !changed {
 		return node, nil
 	}
 	return c.update(ctx, node, registry.Status, func(n *corev1.Node) {
+		setHeld(&n.Status, hold, now)
+		if !changed {
+			return
+		}
 		for i := range n.Status.Conditions {
 			if n.Status.Conditions[i].Type == corev1.NodeReady {
 				n.Status.Conditions[i] = want
@@ -244,14 +260,18 @@ func (c *controller) update(ctx context.Context, node *corev1.Node, sub registry
 	return n, nil
 }
 
+// since is when a taint's time began, on the monotonic clock: as it says
+// itself, by some leader's wall clock, and as this leader saw it.
+type since struct{ from, seen time.Time }
+
 // startClocks notes, on the monotonic clock, since when each NoExecute taint
 // counts. One that was there before this leader is believed to be as old as
-// it says.
+// it says, unless the clock cannot be trusted: then it counts from now.
 func (c *controller) startClocks(node *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old, seenNode := c.clocks[node.Name]
-	clocks := map[string]time.Time{}
+	clocks := map[string]since{}
 	for i := range node.Spec.Taints {
 		t := &node.Spec.Taints[i]
 		if t.Effect != corev1.TaintEffectNoExecute {
@@ -260,9 +280,10 @@ func (c *controller) startClocks(node *corev1.Node) {
 		id := taintID(t)
 		at, ok := old[id]
 		if !ok {
-			at = time.Now()
-			if !seenNode && t.TimeAdded != nil {
-				at = at.Add(-max(c.env.Clock.Now().Sub(t.TimeAdded.Time), 0))
+			at = since{time.Now(), time.Now()}
+			trusted := c.env.Trust == nil || c.env.Trust() == nil
+			if !seenNode && trusted && t.TimeAdded != nil {
+				at.from = at.from.Add(-max(c.env.Clock.Now().Sub(t.TimeAdded.Time), 0))
 			}
 		}
 		clocks[id] = at
@@ -273,16 +294,19 @@ func (c *controller) startClocks(node *corev1.Node) {
 
 func taintID(t *corev1.Taint) string { return t.Key + "=" + t.Value }
 
-func (c *controller) elapsed(node string) func(*corev1.Taint) time.Duration {
+func (c *controller) elapsed(node string) (elapsed, witnessed func(*corev1.Taint) time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clocks := c.clocks[node]
-	return func(t *corev1.Taint) time.Duration {
-		if at, ok := clocks[taintID(t)]; ok {
-			return time.Since(at)
+	of := func(begin func(since) time.Time) func(*corev1.Taint) time.Duration {
+		return func(t *corev1.Taint) time.Duration {
+			if at, ok := clocks[taintID(t)]; ok {
+				return time.Since(begin(at))
+			}
+			return 0
 		}
-		return 0
 	}
+	return of(func(s since) time.Time { return s.from }), of(func(s since) time.Time { return s.seen })
 }
 
 func (c *controller) note(node *corev1.Node, eventType, reason, message string) {

@@ -19,6 +19,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 func TestFrozen(t *testing.T) {
@@ -57,6 +58,57 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
+// Every silent node whose pods are not moved says why, from the first moment
+// to the last, and a healthy one never does.
+func TestHeldNodesSayWhy(t *testing.T) {
+	a := newAssessor("z", 10*time.Second)
+	start := time.Unix(1000, 0)
+	zones, leases := map[string]string{}, map[string]LeaseInfo{}
+	set := func(zone string, n, silent int) {
+		for i := range n {
+			name := fmt.Sprintf("%s%d", zone, i)
+			zones[name], leases[name] = zone, LeaseInfo{Expired: i < silent, Age: 7 * time.Second}
+		}
+	}
+	status := map[string]*corev1.NodeStatus{}
+	reasons := func(at time.Duration) map[string]string {
+		out := map[string]string{}
+		for name, v := range a.assess(leases, zones, func(string) bool { return false }, start.Add(at)) {
+			if status[name] == nil {
+				status[name] = &corev1.NodeStatus{}
+			}
+			if c := held(v, zones[name], 10*time.Second); v.silent && !v.evict != (c.Status == corev1.ConditionTrue) {
+				t.Errorf("%s: %+v and %+v", name, v, c)
+			} else if setHeld(status[name], c, metav1.Now()); setHeld(status[name], c, metav1.Now()) {
+				t.Errorf("%s: the same again is a change", name)
+			}
+			for _, c := range status[name].Conditions {
+				out[name] = c.Reason
+			}
+		}
+		return out
+	}
+	want := func(at time.Duration, w map[string]string) {
+		t.Helper()
+		if got := reasons(at); !maps.Equal(got, w) {
+			t.Errorf("after %s: %v, want %v", at, got, w)
+		}
+	}
+	set("z", 8, 0)
+	set("far", 2, 0)
+	want(0, map[string]string{})
+	set("z", 8, 2)
+	set("far", 2, 2)
+	want(time.Second, map[string]string{"z1": reasonLimited, "far0": reasonFrozen, "far1": reasonFrozen})
+	set("far", 2, 1)
+	want(2*time.Second, map[string]string{"z1": reasonLimited, "far0": reasonReturning, "far1": reasonNotHeld})
+	want(12*time.Second, map[string]string{"z1": reasonNotHeld, "far0": reasonReturning, "far1": reasonNotHeld})
+	want(time.Minute, map[string]string{"z1": reasonNotHeld, "far0": reasonNotHeld, "far1": reasonNotHeld})
+	set("z", 8, 0)
+	set("far", 2, 0)
+	want(time.Hour, map[string]string{"z1": reasonNotHeld, "far0": reasonNotHeld, "far1": reasonNotHeld})
+}
+
 func TestEvictionsOfAZoneAreSpaced(t *testing.T) {
 	a := newAssessor("z", 10*time.Second)
 	start := time.Unix(1000, 0)
@@ -80,6 +132,46 @@ func TestEvictionsOfAZoneAreSpaced(t *testing.T) {
 		if got != c.want {
 			t.Fatalf("after %v: %d nodes given up, want %d", c.at, got, c.want)
 		}
+	}
+}
+
+// When a link is healed the nodes behind it come back one by one. Who is late
+// is not dead for it; who falls silent afterwards, or stays away, is.
+func TestThawWaitsForLateNodes(t *testing.T) {
+	a := newAssessor("z", time.Second)
+	start := time.Unix(1000, 0)
+	zones := map[string]string{}
+	for i := range 5 {
+		zones[fmt.Sprintf("n%d", i)] = "z"
+	}
+	look := func(at time.Duration, silent ...string) (given []string) {
+		leases := map[string]LeaseInfo{}
+		for n := range zones {
+			leases[n] = LeaseInfo{Expired: slices.Contains(silent, n)}
+		}
+		for n, v := range a.assess(leases, zones, func(string) bool { return false }, start.Add(at)) {
+			if v.evict {
+				given = append(given, n)
+			}
+		}
+		return given
+	}
+	if got := look(0, "n0", "n1", "n2", "n3", "n4"); len(got) > 0 {
+		t.Fatalf("all are silent, given up: %v", got)
+	}
+	heal := time.Hour
+	look(heal, "n0", "n1", "n2", "n3", "n4")
+	if got := look(heal+time.Second, "n0", "n1"); len(got) > 0 {
+		t.Fatalf("two are late, given up: %v", got)
+	}
+	if got := look(heal+3*time.Second, "n0", "n1", "n2"); len(got) > 0 {
+		t.Fatalf("three again, given up: %v", got)
+	}
+	if got := look(heal+5*time.Second, "n0", "n4"); !slices.Equal(got, []string{"n4"}) {
+		t.Fatalf("n4 came back and died, given up: %v", got)
+	}
+	if got := look(heal+3*time.Second+wire.ReconnectMost, "n0"); !slices.Equal(got, []string{"n0"}) {
+		t.Fatalf("n0 stays away, given up: %v", got)
 	}
 }
 
@@ -149,6 +241,7 @@ func TestDesiredTaints(t *testing.T) {
 		"not ready":  {[]corev1.NodeCondition{cond(corev1.NodeReady, "False")}, verdict{}, false, []string{"mine:NoExecute", "node.kubernetes.io/not-ready:NoExecute", "node.kubernetes.io/not-ready:NoSchedule"}},
 		"silent":     {[]corev1.NodeCondition{cond(corev1.NodeReady, "Unknown")}, verdict{silent: true}, false, []string{"mine:NoExecute", "node.kubernetes.io/unreachable:NoSchedule"}},
 		"given up":   {[]corev1.NodeCondition{cond(corev1.NodeReady, "Unknown")}, verdict{silent: true, evict: true}, false, []string{"mine:NoExecute", "node.kubernetes.io/unreachable:NoExecute", "node.kubernetes.io/unreachable:NoSchedule"}},
+		"full disk":  {[]corev1.NodeCondition{cond(corev1.NodeReady, "True"), cond(corev1.NodeDiskPressure, "True")}, verdict{}, false, []string{"mine:NoExecute", "node.kubernetes.io/disk-pressure:NoSchedule"}},
 		"low memory": {[]corev1.NodeCondition{cond(corev1.NodeReady, "True"), cond(corev1.NodeMemoryPressure, "True")}, verdict{}, true, []string{"mine:NoExecute", "node.kubernetes.io/memory-pressure:NoSchedule", "node.kubernetes.io/unschedulable:NoSchedule"}},
 	} {
 		n := &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{users}, Unschedulable: c.cordon}, Status: corev1.NodeStatus{Conditions: c.conds}}
@@ -172,6 +265,12 @@ func (f *fakeLeases) Snapshot() map[string]LeaseInfo {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.m)
+}
+
+func (f *fakeLeases) Expired(node string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.m[node].Expired
 }
 
 func (f *fakeLeases) set(node string, i LeaseInfo) {
@@ -301,10 +400,16 @@ func TestFrozenZoneKeepsItsPods(t *testing.T) {
 
 // newForTest is a controller that has looked at the leases once.
 func newForTest(w *fixture.World, l Leases) *loop.Controller {
+	_, lc := newLooking(w, l)
+	return lc
+}
+
+// newLooking also returns what looks.
+func newLooking(w *fixture.World, l Leases) (*controller, *loop.Controller) {
 	c := &controller{env: w.Env(), cfg: Config{Leases: l}, assessor: newAssessor("", evictEvery),
-		verdicts: map[string]verdict{}, tainted: map[string]bool{}, clocks: map[string]map[string]time.Time{}}
+		verdicts: map[string]verdict{}, tainted: map[string]bool{}, clocks: map[string]map[string]since{}}
 	c.look(time.Now())
-	return &loop.Controller{Name: "node-lifecycle", Sources: []loop.Source{loop.Self(nodeGK.String())}, Reconcile: c.reconcile}
+	return c, &loop.Controller{Name: "node-lifecycle", Sources: []loop.Source{loop.Self(nodeGK.String())}, Reconcile: c.reconcile}
 }
 
 func TestUserTaintDeletes(t *testing.T) {

@@ -26,11 +26,14 @@ const (
 	lose         // lost: counted no more
 	found        // take the mark away
 	evict        // delete
+	free         // delete at once: it has surely stopped by itself
 )
 
 // podFate decides about one pod of a node. again is when to look once more;
-// never if not at all. Pure.
-func podFate(pod *corev1.Pod, taints []corev1.Taint, v verdict, ownerKind string, elapsed func(*corev1.Taint) time.Duration) (f fate, again time.Duration) {
+// never if not at all. elapsed is how long a taint has been there; witnessed
+// how long of that this leader has seen itself, which is all that counts where
+// two of a pod must not run. Pure.
+func podFate(pod *corev1.Pod, taints []corev1.Taint, v verdict, ownerKind string, elapsed, witnessed func(*corev1.Taint) time.Duration) (f fate, again time.Duration) {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return stay, never
 	}
@@ -57,10 +60,21 @@ func podFate(pod *corev1.Pod, taints []corev1.Taint, v verdict, ownerKind string
 		return stay, again
 	case len(unreachable) > 0:
 		left := tolerance(pod.Spec.Tolerations, unreachable, elapsed)
-		if after := lostAfter(ownerKind); after == never {
+		if after, wait := lost.ReplacedAfter(pod, ownerKind); wait {
 			left = never
 		} else if left != never {
 			left = max(left, after-elapsed(&unreachable[0]))
+		}
+		if stops, finite := lost.StopsAfter(pod); finite {
+			// It asked to be there at most once: nothing takes its place before
+			// it has stopped by itself. A StatefulSet's name is then freed.
+			stops -= witnessed(&unreachable[0])
+			if ownerKind == statefulSet && stops <= 0 {
+				return free, never
+			}
+			if left = max(left, stops); ownerKind == statefulSet {
+				left = stops
+			}
 		}
 		if left <= 0 {
 			return lose, again
@@ -75,7 +89,7 @@ func podFate(pod *corev1.Pod, taints []corev1.Taint, v verdict, ownerKind string
 // pods brings every pod of the node to its fate, and returns when to look
 // again.
 func (c *controller) pods(ctx context.Context, node *corev1.Node, v verdict) (time.Duration, error) {
-	elapsed := c.elapsed(node.Name)
+	elapsed, witnessed := c.elapsed(node.Name)
 	type step struct {
 		pod  *corev1.Pod
 		fate fate
@@ -85,7 +99,7 @@ func (c *controller) pods(ctx context.Context, node *corev1.Node, v verdict) (ti
 	var failed error
 	quiet := !v.silent && !c.hasClocks(node.Name)
 	c.env.Reader.Snapshot().PodsOnNode(node.Name, func(r *state.Record) bool {
-		if quiet && r.Header.Ready {
+		if quiet && r.Header.Ready && !lost.MayBe(r) {
 			return true // neither marked nor to be
 		}
 		obj, err := c.env.Store.Decode(r)
@@ -98,7 +112,7 @@ func (c *controller) pods(ctx context.Context, node *corev1.Node, v verdict) (ti
 			return true
 		}
 		owner, _ := loop.ControllerOf(r)
-		f, wait := podFate(pod, node.Spec.Taints, v, owner.Kind, elapsed)
+		f, wait := podFate(pod, node.Spec.Taints, v, owner.Kind, elapsed, witnessed)
 		again = min(again, wait)
 		if needed(pod, f) {
 			steps = append(steps, step{pod, f})
@@ -133,7 +147,7 @@ func needed(pod *corev1.Pod, f fate) bool {
 		return ready || !lost.Is(pod)
 	case found:
 		return marked || lost.Is(pod)
-	case evict:
+	case evict, free:
 		return true
 	}
 	return false
@@ -157,13 +171,16 @@ func (c *controller) act(ctx context.Context, node *corev1.Node, pod *corev1.Pod
 		c.env.Events.Event(about, events.Normal, "NodeReachable", "Node "+node.Name+" is back, and the pod counts again")
 		return c.status(ctx, pod, func(p *corev1.Pod) {
 			if lost.Is(p) {
-				annotate(p, lost.ReturnedAnnotation, stamp)
+				annotate(p, lost.ReturnedAnnotation, p.Annotations[lost.SinceAnnotation]+"/"+stamp)
 			}
 			delete(p.Annotations, lost.SinceAnnotation)
 			lost.ClearStatus(&p.Status, now)
 		})
 	case evict:
 		return c.evict(ctx, pod, now)
+	case free:
+		c.env.Events.Event(about, events.Warning, "NodeUnreachable", "Node "+node.Name+" is silent for longer than the pod's stop deadline: it has stopped by itself, and its name is free")
+		return c.free(ctx, pod)
 	}
 	return nil
 }
@@ -208,6 +225,19 @@ func (c *controller) status(ctx context.Context, pod *corev1.Pod, change func(*c
 	}
 	if err != nil {
 		return fmt.Errorf("status of pod %s: %w", pod.Name, err)
+	}
+	return nil
+}
+
+// statefulSet is the kind of controller whose pods' names are theirs.
+const statefulSet = "StatefulSet.apps"
+
+// free removes a pod that runs no more, without its node's word.
+func (c *controller) free(ctx context.Context, pod *corev1.Pod) error {
+	uid, zero := pod.UID, int64(0)
+	_, _, err := c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, GracePeriodSeconds: &zero, Term: c.env.Term})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("free pod %s: %w", pod.Name, err)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // DefaultZone is the zone of nodes without a zone label.
@@ -68,7 +70,10 @@ type verdict struct {
 	evict  bool // its pods may be moved
 	frozen bool // its zone is frozen: touch nothing of its pods
 	stale  bool // back, but has not reported
-	known  bool // renewed or expired in this term: the verdict is worth acting on
+	// returning: its pods are not moved yet, since others of its zone came back
+	// a moment ago.
+	returning bool
+	known     bool // renewed or expired in this term: the verdict is worth acting on
 }
 
 // assessor turns lease snapshots into verdicts. It owns what must be
@@ -78,6 +83,7 @@ type assessor struct {
 	every      time.Duration
 	nodes      map[string]*watched
 	zones      map[string]*Bucket
+	froze      map[string]time.Time // zone: when it was seen frozen last
 }
 
 type watched struct {
@@ -90,13 +96,13 @@ type watched struct {
 }
 
 func newAssessor(leaderZone string, every time.Duration) *assessor {
-	return &assessor{leaderZone: cmp.Or(leaderZone, DefaultZone), every: every, nodes: map[string]*watched{}, zones: map[string]*Bucket{}}
+	return &assessor{leaderZone: cmp.Or(leaderZone, DefaultZone), every: every, nodes: map[string]*watched{}, zones: map[string]*Bucket{}, froze: map[string]time.Time{}}
 }
 
 // assess judges all nodes. zones gives each existing node's zone; granted
 // says that a node's pods were already given up (its taint says so).
 func (a *assessor) assess(leases map[string]LeaseInfo, zones map[string]string, granted func(node string) bool, now time.Time) map[string]verdict {
-	var list []ZoneNode
+	list := make([]ZoneNode, 0, len(zones))
 	for name, zone := range zones {
 		info, ok := leases[name]
 		if !ok {
@@ -112,20 +118,49 @@ func (a *assessor) assess(leases map[string]LeaseInfo, zones map[string]string, 
 		}
 	}
 	frozen := Frozen(list, a.leaderZone)
-	slices.SortFunc(list, func(x, y ZoneNode) int { // longest silent first
-		return cmp.Or(a.nodes[x.Name].since.Compare(a.nodes[y.Name].since), cmp.Compare(x.Name, y.Name))
-	})
+	a.grant(list, frozen, granted, now)
 	out := make(map[string]verdict, len(list))
 	for _, n := range list {
 		w := a.nodes[n.Name]
-		if !n.Silent {
-			w.granted = false
-		} else if !w.granted && !frozen[n.Zone] && (granted(n.Name) || a.bucket(n.Zone).Take(now)) {
-			w.granted = true
-		}
-		out[n.Name] = verdict{silent: n.Silent, evict: n.Silent && w.granted, frozen: frozen[n.Zone], stale: leases[n.Name].Stale, known: w.proven}
+		returning := n.Silent && !w.granted && !frozen[n.Zone] && a.thawing(n.Zone, w.since, now)
+		out[n.Name] = verdict{returning: returning, silent: n.Silent, evict: n.Silent && w.granted, frozen: frozen[n.Zone], stale: leases[n.Name].Stale, known: w.proven}
 	}
 	return out
+}
+
+// grant decides whose pods may be moved from now on: the longest silent
+// first. Only the silent are put in order: this runs four times a second.
+func (a *assessor) grant(list []ZoneNode, frozen map[string]bool, granted func(node string) bool, now time.Time) {
+	var silent []ZoneNode
+	for _, n := range list {
+		if n.Silent {
+			silent = append(silent, n)
+		} else {
+			a.nodes[n.Name].granted = false
+		}
+	}
+	slices.SortFunc(silent, func(x, y ZoneNode) int {
+		return cmp.Or(a.nodes[x.Name].since.Compare(a.nodes[y.Name].since), cmp.Compare(x.Name, y.Name))
+	})
+	for zone := range frozen {
+		a.froze[zone] = now
+	}
+	for _, n := range silent {
+		w := a.nodes[n.Name]
+		switch {
+		case w.granted || frozen[n.Zone]:
+		case granted(n.Name), !a.thawing(n.Zone, w.since, now) && a.bucket(n.Zone).Take(now):
+			w.granted = true
+		}
+	}
+}
+
+// thawing says that a node which is silent since then fell silent together
+// with its zone, and that others came back so lately that it may still be on
+// its way: nodes wait between two attempts to connect.
+func (a *assessor) thawing(zone string, since, now time.Time) bool {
+	at, ok := a.froze[zone]
+	return ok && !since.After(at) && now.Sub(at) < wire.ReconnectMost
 }
 
 func (a *assessor) bucket(zone string) *Bucket {

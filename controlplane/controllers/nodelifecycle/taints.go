@@ -122,15 +122,3 @@ func tolerance(tolerations []corev1.Toleration, taints []corev1.Taint, elapsed f
 	}
 	return left
 }
-
-// lostAfter is how long after its node was given up a pod becomes lost, by
-// the kind of its controller: the default disconnect policies.
-func lostAfter(ownerKind string) time.Duration {
-	switch ownerKind {
-	case "ReplicaSet.apps", "ReplicationController":
-		return 0
-	case "Job.batch":
-		return 5 * time.Minute
-	}
-	return never // bare, daemon and stateful pods are not replaced
-}

@@ -24,6 +24,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 const (
@@ -67,9 +68,10 @@ func New(env loop.Env, cfg Config) *loop.Controller {
 	all := state.Key{Name: "pods"}
 	return &loop.Controller{
 		Name: "pod-gc",
-		// A deleted node is worth a look at once: it starts its quarantine.
+		// A deleted node is worth a look at once: it starts its quarantine. One
+		// that was declared dead, too: its pods are waited for elsewhere.
 		Sources: []loop.Source{{Kind: nodeGK.String(), Keys: func(ev state.Event, add func(state.Key)) {
-			if ev.Type == state.Deleted {
+			if ev.Type == state.Deleted || ev.Record.Header.Labels[manifests.LabelDead] != "" {
 				add(all)
 			}
 		}}},
@@ -106,11 +108,22 @@ type victim struct {
 func (c *controller) choose(snap state.Snapshot, now time.Time) (out []victim, again time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	nodes := map[string]bool{}
+	nodes, dead, marked := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	snap.Range(nodeGK.String(), "", state.Key{}, func(r *state.Record) bool {
 		nodes[r.Header.Key.Name] = true
+		if r.Header.Labels[manifests.LabelDead] != "" {
+			marked[r.Header.Key.Name] = true
+		}
 		return true
 	})
+	isDead := func(name string) bool { // only nodes with pods on their way out are looked at
+		d, known := dead[name]
+		if !known {
+			d = c.declaredDead(snap, name)
+			dead[name] = d
+		}
+		return d
+	}
 	var terminated []*state.Record
 	missing := map[string]time.Time{}
 	snap.Range(podGK.String(), "", state.Key{}, func(r *state.Record) bool {
@@ -123,12 +136,22 @@ func (c *controller) choose(snap state.Snapshot, now time.Time) (out []victim, a
 				since = now
 			}
 			missing[h.NodeName] = since
-			if left := c.cfg.Quarantine - now.Sub(since); left > 0 {
+			wait, ever := c.kept(r)
+			if !ever {
+				return true // its name must not be given to another one
+			}
+			if left := wait - now.Sub(since); left > 0 {
 				if again == 0 || left < again {
 					again = left
 				}
 			} else if len(h.Finalizers) == 0 || h.Deleted == 0 {
 				out = append(out, victim{r, "PodGC: node no longer exists"})
+			}
+		case h.NodeName != "" && (h.Deleted != 0 || marked[h.NodeName]) && !over && isDead(h.NodeName):
+			// A pod that is being deleted there: as upstream. Any other: only where
+			// the node was declared dead here, which also keeps it from returning.
+			if len(h.Finalizers) == 0 || h.DeletionGrace == nil || *h.DeletionGrace > 0 {
+				out = append(out, victim{r, "PodGC: node was declared dead"})
 			}
 		case h.NodeName == "" && h.Deleted != 0:
 			if len(h.Finalizers) == 0 {
@@ -147,6 +170,46 @@ func (c *controller) choose(snap state.Snapshot, now time.Time) (out []victim, a
 		}
 	}
 	return out, again
+}
+
+// declaredDead: a user said that the node is off for good, and it is silent.
+func (c *controller) declaredDead(snap state.Snapshot, name string) bool {
+	r, ok := snap.Get(state.Key{Kind: nodeGK.String(), Name: name})
+	if !ok {
+		return false
+	}
+	obj, err := c.env.Store.Decode(r)
+	n, ok := obj.(*corev1.Node)
+	if err != nil || !ok {
+		return false
+	}
+	silent, out := false, false
+	for i := range n.Spec.Taints {
+		switch n.Spec.Taints[i].Key {
+		case corev1.TaintNodeOutOfService:
+			out = true
+		case corev1.TaintNodeUnreachable:
+			silent = true
+		}
+	}
+	return silent && out
+}
+
+// kept is how long a pod is kept whose node object is gone; ever is false if
+// it is kept until a user removes it. Deleting a Node is not declaring it
+// dead: a StatefulSet's pod may still run there, unless it stops by itself.
+func (c *controller) kept(r *state.Record) (wait time.Duration, ever bool) {
+	o, ok := loop.ControllerOf(r)
+	if !ok || o.Kind != "StatefulSet.apps" {
+		return c.cfg.Quarantine, true
+	}
+	obj, err := c.env.Store.Decode(r)
+	if p, ok := obj.(*corev1.Pod); err == nil && ok {
+		if after, finite := lost.StopsAfter(p); finite {
+			return max(c.cfg.Quarantine, after), true
+		}
+	}
+	return 0, false
 }
 
 var errMoved = errors.New("another pod has the name by now")

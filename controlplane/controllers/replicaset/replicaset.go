@@ -10,7 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,8 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/dunlin-project/dunlin/controlplane/controllers/claim"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/readiness"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -43,16 +45,14 @@ func NewReplicationController(env loop.Env) *loop.Controller {
 }
 
 type controller struct {
-	env    loop.Env
-	flavor flavor
-	seen   *readiness
-
-	mu      sync.Mutex
-	orphans map[string]map[string]struct{} // namespace -> names of pods without a controller
+	env     loop.Env
+	flavor  flavor
+	seen    *readiness.Tracker
+	orphans *claim.Orphans
 }
 
 func newController(env loop.Env, f flavor) *loop.Controller {
-	c := &controller{env: env, flavor: f, seen: newReadiness(), orphans: map[string]map[string]struct{}{}}
+	c := &controller{env: env, flavor: f, seen: readiness.New(), orphans: claim.NewOrphans()}
 	kind := f.gk.String()
 	return &loop.Controller{
 		Name:    f.name,
@@ -60,53 +60,28 @@ func newController(env loop.Env, f flavor) *loop.Controller {
 		Sources: []loop.Source{
 			loop.Self(kind),
 			loop.Controlled(podGK.String(), kind),
-			{Kind: podGK.String(), Reset: c.resetOrphans, Keys: c.noteOrphan},
+			c.orphans.Source(env, kind, c.selector),
 		},
 		Reconcile: c.reconcile,
 	}
 }
 
-func (c *controller) resetOrphans() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.orphans = map[string]map[string]struct{}{}
-}
-
-// noteOrphan keeps the index of pods without a controller, and wakes the sets
-// whose selector matches one.
-func (c *controller) noteOrphan(ev state.Event, add func(state.Key)) {
-	key := ev.Record.Header.Key
-	_, owned := loop.ControllerOf(ev.Record)
-	c.mu.Lock()
-	names := c.orphans[key.Namespace]
-	if owned || ev.Type == state.Deleted {
-		delete(names, key.Name)
-		if len(names) == 0 {
-			delete(c.orphans, key.Namespace)
-		}
-		c.mu.Unlock()
-		return
+func (c *controller) selector(r *state.Record) labels.Selector {
+	obj, err := c.env.Store.Decode(r)
+	if err != nil {
+		return nil
 	}
-	if names == nil {
-		names = map[string]struct{}{}
-		c.orphans[key.Namespace] = names
+	s, err := c.flavor.read(obj)
+	if err != nil {
+		return nil
 	}
-	names[key.Name] = struct{}{}
-	c.mu.Unlock()
-	c.env.Reader.Snapshot().Range(c.flavor.gk.String(), key.Namespace, state.Key{}, func(r *state.Record) bool {
-		if obj, err := c.env.Store.Decode(r); err == nil {
-			if s, err := c.flavor.read(obj); err == nil && !s.selector.Empty() && s.selector.Matches(labels.Set(ev.Record.Header.Labels)) {
-				add(r.Header.Key)
-			}
-		}
-		return true
-	})
+	return s.selector
 }
 
 func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duration, error) {
 	obj, err := c.env.Store.Get(c.flavor.gk, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
-		c.seen.forget(key)
+		c.seen.Forget(key)
 		return 0, nil
 	}
 	if err != nil {
@@ -142,98 +117,15 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 
 // claim returns the active pods of the set, after adopting and releasing.
 func (c *controller) claim(ctx context.Context, s set) ([]*state.Record, error) {
-	snap := c.env.Reader.Snapshot()
-	var mine, release, adopt []*state.Record
-	uid := string(s.meta.GetUID())
-	snap.ByOwner(uid, func(r *state.Record) bool {
-		o, ok := loop.ControllerOf(r)
-		if !ok || o.UID != uid || r.Header.Key.Kind != podGK.String() || !active(r) {
-			return true
-		}
-		if s.selector.Matches(labels.Set(r.Header.Labels)) {
-			mine = append(mine, r)
-		} else {
-			release = append(release, r)
-		}
-		return true
-	})
-	if s.meta.GetDeletionTimestamp() != nil {
-		return mine, nil
+	all, err := c.orphans.Pods(ctx, c.env, claim.Owner{Object: s.meta, GVK: c.flavor.gv.WithKind(c.flavor.gk.Kind), Selector: s.selector})
+	if err != nil {
+		return nil, err
 	}
-	for _, name := range c.orphanNames(s.meta.GetNamespace()) {
-		r, ok := snap.Get(state.Key{Kind: podGK.String(), Namespace: s.meta.GetNamespace(), Name: name})
-		if !ok || !active(r) || !s.selector.Matches(labels.Set(r.Header.Labels)) {
-			continue
-		}
-		if _, owned := loop.ControllerOf(r); !owned {
-			adopt = append(adopt, r)
-		}
-	}
-	for _, r := range release {
-		if err := c.setController(ctx, s, r, false); err != nil {
-			return nil, fmt.Errorf("release pod %s: %w", r.Header.Key.Name, err)
-		}
-	}
-	for _, r := range adopt {
-		if err := c.setController(ctx, s, r, true); err != nil {
-			return nil, fmt.Errorf("adopt pod %s: %w", r.Header.Key.Name, err)
-		}
-		mine = append(mine, r)
-	}
-	return mine, nil
-}
-
-func (c *controller) orphanNames(namespace string) []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	names := make([]string, 0, len(c.orphans[namespace]))
-	for n := range c.orphans[namespace] {
-		names = append(names, n)
-	}
-	return names
-}
-
-func active(r *state.Record) bool {
-	return r.Header.Deleted == 0 && r.Header.Phase != string(corev1.PodSucceeded) && r.Header.Phase != string(corev1.PodFailed)
+	return slices.DeleteFunc(all, func(r *state.Record) bool { return !claim.Active(r) }), nil
 }
 
 // errMoved says that the pod is no longer what the decision was about.
 var errMoved = loop.ErrMoved
-
-func (c *controller) setController(ctx context.Context, s set, r *state.Record, adopt bool) error {
-	uid := s.meta.GetUID()
-	_, err := c.env.Store.Update(ctx, podGK, r.Header.Key.Namespace, r.Header.Key.Name, registry.Main, func(cur runtime.Object) (runtime.Object, error) {
-		pod, ok := cur.(*corev1.Pod)
-		if !ok || string(pod.UID) != r.Header.UID || pod.DeletionTimestamp != nil {
-			return nil, errMoved
-		}
-		if adopt {
-			if metav1.GetControllerOf(pod) != nil || !s.selector.Matches(labels.Set(pod.Labels)) {
-				return nil, errMoved
-			}
-			refs := pod.OwnerReferences[:0:0]
-			for _, o := range pod.OwnerReferences {
-				if o.UID != uid {
-					refs = append(refs, o)
-				}
-			}
-			pod.OwnerReferences = append(refs, c.ref(s))
-			return pod, nil
-		}
-		refs := pod.OwnerReferences[:0:0]
-		for _, o := range pod.OwnerReferences {
-			if o.UID != uid {
-				refs = append(refs, o)
-			}
-		}
-		pod.OwnerReferences = refs
-		return pod, nil
-	}, c.env.Write())
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
-}
 
 func (c *controller) ref(s set) metav1.OwnerReference {
 	return *metav1.NewControllerRef(s.meta, c.flavor.gv.WithKind(c.flavor.gk.Kind))
@@ -291,11 +183,17 @@ func (c *controller) writeStatus(ctx context.Context, key state.Key, s set, coun
 					return 0, err
 				}
 			}
-			members[i].readyFor = c.seen.readyFor(key, types.UID(o.rec.Header.UID), o.rec.Header.Ready, pod, now)
+			members[i].readyFor = c.seen.For(key, types.UID(o.rec.Header.UID), o.rec.Header.Ready, pod, now)
 		}
 	}
 	if s.minReady > 0 {
-		c.seen.keep(key, counted)
+		c.seen.Keep(key, len(counted), func(yield func(types.UID) bool) {
+			for _, o := range counted {
+				if !yield(types.UID(o.rec.Header.UID)) {
+					return
+				}
+			}
+		})
 	}
 	st, wait := computeStatus(s, members, failReason, failure, now)
 	if sameStatus(st, s.status) {

@@ -218,6 +218,9 @@ func TestDeletionOrder(t *testing.T) {
 			p.Annotations = map[string]string{lost.ReturnedAnnotation: "x"}
 			p.CreationTimestamp = metav1.NewTime(now.Add(2 * time.Hour))
 		}),
+		pod("b-returning", func(p *corev1.Pod) {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: lost.Reason})
+		}),
 	}
 	mixed := slices.Clone(want)
 	slices.Reverse(mixed)

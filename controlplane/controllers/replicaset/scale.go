@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/dunlin-project/dunlin/controlplane/controllers/claim"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
@@ -106,7 +107,7 @@ func (c *controller) crowd(s set) map[string]int {
 	count := map[string]int{}
 	add := func(uid string) {
 		snap.ByOwner(uid, func(r *state.Record) bool {
-			if r.Header.Key.Kind == podGK.String() && active(r) && r.Header.NodeName != "" {
+			if r.Header.Key.Kind == podGK.String() && claim.Active(r) && r.Header.NodeName != "" {
 				count[r.Header.NodeName]++
 			}
 			return true

@@ -13,44 +13,56 @@ import (
 type Explanation struct {
 	// Message is for people, in upstream's words plus the figures.
 	Message string
-	// Static: a change of some node's labels, taints or cordon could help.
-	Static bool
 	// Capacity: something that becomes free, or a bigger node, could help.
 	Capacity bool
+	// Peers: pods that come or go elsewhere, or their labels, could help.
+	Peers bool
 }
 
 // Explain judges every node against one more pod of the group.
 func Explain(n *Nodes, g *Group) Explanation {
 	g.Shape.judge(n)
 	if n.count == 0 {
-		return Explanation{Message: "no nodes available to schedule pods: none has joined this cluster", Static: true, Capacity: true}
+		return Explanation{Message: "no nodes available to schedule pods: none has joined this cluster", Capacity: true}
+	}
+	if v := g.Shape.Volumes; v != nil && v.Refuse != "" {
+		return Explanation{Message: fmt.Sprintf("0/%d nodes are available: %s.", n.count, v.Refuse)}
 	}
 	var e Explanation
 	counts := map[string]int{}
 	short := map[string]int64{} // resource -> the most that is free among nodes that lack it
+	v := newView(n, g)
 	for i := range n.info {
 		if !n.live[i] {
 			continue
 		}
 		if v := g.Shape.verdicts[i]; v != fits {
 			counts[g.Shape.text(v, &n.info[i])]++
-			e.Static = true
 			continue
 		}
-		e.Capacity = true
 		if !n.portsFree(i, g.HostPorts) {
+			e.Capacity = true
 			counts["node(s) didn't have free ports for the requested pod ports"]++
 			continue
 		}
+		lacks := false
 		for _, q := range g.Requests {
 			free := n.free[n.col(q.Name)][i]
 			if q.Value <= 0 || free >= q.Value {
 				continue
 			}
+			lacks, e.Capacity = true, true
 			counts[q.Name]++
 			if most, seen := short[q.Name]; !seen || free > most {
 				short[q.Name] = free
 			}
+		}
+		if v == nil || lacks {
+			continue
+		}
+		if o := v.check(i); o != none {
+			counts[objections[o]]++
+			e.Peers = true
 		}
 	}
 	lines := make([]string, 0, len(counts))
@@ -73,13 +85,13 @@ func insufficient(name string, g *Group, most int64) string {
 	if name == string(corev1.ResourcePods) {
 		return "Too many pods"
 	}
-	var want int64
+	want := g.Wanted[name]
 	for _, q := range g.Requests {
-		if q.Name == name {
-			want = q.Value
+		if q.Name == name && want == "" {
+			want = Format(name, q.Value)
 		}
 	}
-	return fmt.Sprintf("Insufficient %s (needs %s, most free %s)", name, Format(name, want), Format(name, max(most, 0)))
+	return fmt.Sprintf("Insufficient %s (needs %s, most free %s)", name, want, Format(name, max(most, 0)))
 }
 
 // Format shows a value of a resource vector as a quantity: "1500m", "210Mi".

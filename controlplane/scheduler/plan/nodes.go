@@ -45,6 +45,12 @@ type Node struct {
 	// controller is about to write.
 	NotReady    bool
 	Allocatable []state.Quantity
+	// Identity of the machine; VolumeRoom is what volumes may still take of its
+	// disk, in bytes, negative for any amount.
+	Identity   string
+	VolumeRoom int64
+	// Images are scored only: that they change is no Change. Read by Set.
+	Images []Image
 }
 
 // Nodes holds all nodes. Not safe for concurrent use.
@@ -64,15 +70,20 @@ type Nodes struct {
 	base   []float32 // share of cpu plus share of memory that is taken
 	ports  []map[state.HostPort]int32
 	count  int
+	peers  peers
+
+	images   map[string]*imageOn // by ImageName
+	imagesOf [][]*imageOn        // by slot
 }
 
 // NewNodes returns an empty set.
 func NewNodes() *Nodes {
-	n := &Nodes{index: map[string]int32{}, column: map[string]int{
+	n := &Nodes{index: map[string]int32{}, images: map[string]*imageOn{}, column: map[string]int{
 		string(corev1.ResourceCPU): colCPU, string(corev1.ResourceMemory): colMemory,
 		string(corev1.ResourcePods): colPods, string(corev1.ResourceEphemeralStorage): colEphemeral,
 	}}
 	n.alloc, n.free = make([][]int64, fixedCols), make([][]int64, fixedCols)
+	n.peers = peers{spaces: map[string]map[string]string{}, queries: map[string]*query{}, held: map[string]*held{}, columns: map[string]*domains{}}
 	return n
 }
 
@@ -88,9 +99,18 @@ func (n *Nodes) Slot(name string) (int, bool) {
 // At returns the node in a slot.
 func (n *Nodes) At(slot int) *Node { return &n.info[slot] }
 
+// Each calls f for every node.
+func (n *Nodes) Each(f func(*Node)) {
+	for i := range n.info {
+		if n.live[i] {
+			f(&n.info[i])
+		}
+	}
+}
+
 // Change says what a Set did, for deciding which pods are worth another try.
 type Change struct {
-	Static bool // labels, taints, cordon or readiness differ (or the node is new)
+	Static bool // labels, taints, cordon, readiness or room for volumes differ (or the node is new)
 	More   bool // something allocatable grew (or the node is new)
 }
 
@@ -112,6 +132,8 @@ func (n *Nodes) Set(node Node) Change {
 	} else {
 		c.Static = !sameStatic(&n.info[slot], &node)
 	}
+	n.setImages(slot, node.Images)
+	node.Images = nil
 	n.info[slot] = node
 	if c.Static {
 		n.latest++
@@ -124,17 +146,24 @@ func (n *Nodes) Set(node Node) Change {
 }
 
 func sameStatic(a, b *Node) bool {
-	if a.Unschedulable != b.Unschedulable || a.NotReady != b.NotReady || len(a.Labels) != len(b.Labels) {
+	if a.Unschedulable != b.Unschedulable || a.NotReady != b.NotReady || a.Identity != b.Identity || a.VolumeRoom != b.VolumeRoom || !sameLabels(a.Labels, b.Labels) {
 		return false
-	}
-	for k, v := range a.Labels {
-		if w, ok := b.Labels[k]; !ok || v != w {
-			return false
-		}
 	}
 	return slices.EqualFunc(a.Taints, b.Taints, func(x, y corev1.Taint) bool {
 		return x.Key == y.Key && x.Value == y.Value && x.Effect == y.Effect
 	})
+}
+
+func sameLabels(a, b map[string]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if w, ok := b[k]; !ok || v != w {
+			return false
+		}
+	}
+	return true
 }
 
 func (n *Nodes) newSlot() int {
@@ -150,6 +179,8 @@ func (n *Nodes) newSlot() int {
 	n.invMem = append(n.invMem, 0)
 	n.base = append(n.base, 0)
 	n.ports = append(n.ports, nil)
+	n.imagesOf = append(n.imagesOf, nil)
+	n.peers.pods = append(n.peers.pods, nil)
 	for c := range n.alloc {
 		n.alloc[c] = append(n.alloc[c], 0)
 		n.free[c] = append(n.free[c], 0)
@@ -206,16 +237,22 @@ func (n *Nodes) share(slot int, cpu, memory int64) float32 {
 	return float32(cpu)*n.invCPU[slot] + float32(memory)*n.invMem[slot]
 }
 
-// Remove forgets a node and all that is taken on it.
-func (n *Nodes) Remove(name string) {
+// Remove forgets a node and all that is taken on it, and returns the pods
+// that were placed there.
+func (n *Nodes) Remove(name string) []*Pod {
 	slot, ok := n.Slot(name)
 	if !ok {
-		return
+		return nil
+	}
+	gone := slices.Clone(n.peers.pods[slot])
+	for _, p := range gone {
+		n.Drop(slot, p)
 	}
 	delete(n.index, name)
 	n.live[slot] = false
 	n.info[slot] = Node{}
 	n.ports[slot] = nil
+	n.setImages(slot, nil)
 	for c := range n.alloc {
 		n.alloc[c][slot], n.free[c][slot] = 0, 0
 	}
@@ -224,6 +261,7 @@ func (n *Nodes) Remove(name string) {
 	n.version[slot] = n.latest
 	n.spare = append(n.spare, int32(slot))
 	n.count--
+	return gone
 }
 
 // Take counts a pod's requests and ports on a slot; Give gives them back.
@@ -263,12 +301,16 @@ func (n *Nodes) Free(slot int, resource string) int64 {
 func (n *Nodes) portsFree(slot int, want []state.HostPort) bool {
 	for _, w := range want {
 		for p := range n.ports[slot] {
-			if p.Port == w.Port && p.Protocol == w.Protocol && (anyIP(p.IP) || anyIP(w.IP) || p.IP == w.IP) {
+			if clash(p, w) {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+func clash(p, w state.HostPort) bool {
+	return p.Port == w.Port && p.Protocol == w.Protocol && (anyIP(p.IP) || anyIP(w.IP) || p.IP == w.IP)
 }
 
 func anyIP(ip string) bool { return ip == "" || ip == "0.0.0.0" || ip == "::" }

@@ -8,42 +8,98 @@ import (
 
 // Group is a number of pods that no decision can tell apart.
 type Group struct {
-	Shape     *Shape
-	Requests  []state.Quantity // effective requests of one pod, "pods" included
+	Shape    *Shape
+	Requests []state.Quantity // effective requests of one pod, "pods" included
+	// Wanted is what is really asked for where Requests are capped
+	// (state.MaxQuantity), for people; nil for all but absurd pods.
+	Wanted    map[string]string
 	HostPorts []state.HostPort
 	Count     int
 	// Spread places the pods on nodes with the fewest of their siblings, then
 	// the emptiest; otherwise they are packed onto the fullest that fits.
 	Spread bool
+	// Least places the pods on the emptiest nodes.
+	Least bool
 	// Siblings counts, by node name, the pods of the same controller; only
 	// read with Spread.
 	Siblings map[string]int
+
+	// Namespace and Labels are the pods'; only read where Terms, or terms of
+	// placed pods, speak of pods.
+	Namespace string
+	Labels    map[string]string
+	Terms     *Terms // nil: none
+	// Ghosts are nominated pods that come before these: others' terms count
+	// them where that keeps the pods away. What they take of their nodes has
+	// been Taken.
+	Ghosts []Ghost
+	// Wish, if not 0, is a slot plus one: a single pod goes there if it fits.
+	Wish int
+	// Images of the pod's containers, one entry a container, as ImageName
+	// tells them.
+	Images []string
+	// Weights of the scores; nil is DefaultWeights.
+	Weights *Weights
 }
 
-// Place decides for all pods of the group, in one pass over the nodes, and
-// returns the slots of those that fit, one a pod; fewer than Count means that
-// the others do not fit anywhere (see Explain). It changes nothing but the
-// Shape's memory of verdicts: the caller Takes what it accepts. The outcome
-// equals that of Count groups of one pod, each taken before the next.
+// Ghost is a pod that is to be placed on a slot.
+type Ghost struct {
+	Slot int
+	Pod  *Pod
+}
+
+// Weights say how much each score, from 0 to 1, counts.
+type Weights struct {
+	// Fit is how full the node is (how empty, with Group.Spread).
+	Fit float32
+	// NodeAffinity is the node's share of the preferred terms' weights.
+	NodeAffinity float32
+	// Taints is 1 without taints PreferNoSchedule that are not tolerated.
+	Taints float32
+	// InterPod sums the preferred terms of inter-pod affinity, as upstream.
+	InterPod float32
+	// Topology favours domains with few pods (ScheduleAnyway), as upstream.
+	Topology float32
+	// Images favours nodes that have the pod's images, as upstream.
+	Images float32
+	// Siblings is what each pod of the same controller costs, with
+	// Group.Spread.
+	Siblings float32
+}
+
+// DefaultWeights are upstream's. A sibling outweighs everything else.
+var DefaultWeights = Weights{Fit: 1, NodeAffinity: 2, Taints: 3, InterPod: 2, Topology: 2, Images: 1, Siblings: 16}
+
+// Place decides for all pods of the group, in one pass over the nodes where
+// no pod of the group matters to the next, and returns the slots of those
+// that fit, one a pod; fewer than Count means that the others do not fit
+// anywhere (see Explain). It changes nothing but memories (of the Shape, of
+// selections that were counted): the caller Adds what it accepts. The outcome
+// equals that of Count groups of one pod, each added before the next.
 func Place(n *Nodes, g *Group) []int {
 	g.Shape.judge(n)
 	if g.Count <= 0 || len(n.info) == 0 {
 		return nil
 	}
 	d := newDemand(n, g)
-	if g.Count == 1 {
-		var slot int
-		if g.Spread || g.Shape.prefer != nil || len(d.extra) > 0 || len(g.HostPorts) > 0 {
-			slot = d.bestGeneral()
-		} else {
-			slot = d.bestPacked()
-		}
-		if slot < 0 {
-			return nil
-		}
-		return []int{slot}
+	switch {
+	case g.Wish > 0 && g.Count == 1 && d.fits(g.Wish-1, 0) && (d.view == nil || d.view.check(g.Wish-1) == none):
+		return []int{g.Wish - 1}
+	case d.view != nil && d.view.dynamic():
+		return d.oneByOne()
+	case g.Count > 1:
+		return d.many()
 	}
-	return d.many()
+	var slot int
+	if g.Spread || d.fit <= 0 || d.static != nil || d.view != nil || len(d.extra) > 0 || len(g.HostPorts) > 0 {
+		slot = d.bestGeneral()
+	} else {
+		slot = d.bestPacked()
+	}
+	if slot < 0 {
+		return nil
+	}
+	return []int{slot}
 }
 
 // demand is a group's requests as thresholds: a slot fits when free >= need.
@@ -55,6 +111,10 @@ type demand struct {
 	needPods, onePods int64
 	extra             []columnNeed
 	siblings          map[int32]int32
+	weights           *Weights
+	fit               float32 // weight of a share of cpu plus a share of memory
+	view              *view   // nil: nobody's terms matter
+	static            []float32
 }
 
 type columnNeed struct {
@@ -100,7 +160,49 @@ func newDemand(n *Nodes, g *Group) *demand {
 			}
 		}
 	}
+	if d.weights = g.Weights; d.weights == nil {
+		d.weights = &DefaultWeights
+	}
+	if d.fit = d.weights.Fit / 2; g.Spread || g.Least {
+		d.fit = -d.fit
+	}
+	d.view = newView(n, g)
+	d.addStatic()
 	return d
+}
+
+// addStatic sums the scores that no placement of the group changes.
+func (d *demand) addStatic() {
+	s, w := d.g.Shape, d.weights
+	scored := d.view != nil && !d.view.dynamic() && len(d.view.scores) > 0
+	images := d.n.locality(d.g.Images)
+	if s.prefer == nil && s.averse == nil && images == nil && !scored {
+		return
+	}
+	d.static = make([]float32, len(d.n.info))
+	for i := range d.static {
+		if s.prefer != nil {
+			d.static[i] += w.NodeAffinity * s.prefer[i]
+		}
+		if s.averse != nil && s.averse[i] {
+			d.static[i] -= w.Taints
+		}
+		if images != nil {
+			d.static[i] += w.Images * float32(images[i]) / 100
+		}
+	}
+	if !scored {
+		return
+	}
+	var slots []int32
+	for i := range d.static {
+		if s.verdicts[i] == fits && d.view.check(i) == none {
+			slots = append(slots, int32(i))
+		}
+	}
+	for k, x := range normalized(slots, d.view.raw) {
+		d.static[slots[k]] += w.InterPod * x
+	}
 }
 
 // bestPacked is the hot loop: the fullest slot that fits, the lowest of
@@ -154,7 +256,10 @@ func (d *demand) fits(i int, k int64) bool {
 			return false
 		}
 	}
-	return len(d.g.HostPorts) == 0 || (k == 0 && n.portsFree(i, d.g.HostPorts))
+	if len(d.g.HostPorts) > 0 && (k > 0 || !n.portsFree(i, d.g.HostPorts)) {
+		return false
+	}
+	return d.view == nil || d.view.dynamic() || d.view.check(i) == none
 }
 
 func roomFor(free, want, k int64) bool { return want <= 0 || free-k*want >= want }
@@ -167,18 +272,15 @@ func (d *demand) score(i int, k int64) float32 {
 	if k > 0 {
 		base = n.share(i, n.alloc[colCPU][i]-n.free[colCPU][i]+k*d.cpu, n.alloc[colMemory][i]-n.free[colMemory][i]+k*d.memory)
 	}
-	s := base + float32(d.cpu)*n.invCPU[i] + float32(d.memory)*n.invMem[i]
+	s := d.fit * (base + float32(d.cpu)*n.invCPU[i] + float32(d.memory)*n.invMem[i])
 	if d.g.Spread {
-		s = -s - spreadWeight*float32(int64(d.siblings[int32(i)])+k)
+		s -= d.weights.Siblings * float32(int64(d.siblings[int32(i)])+k)
 	}
-	if p := d.g.Shape.prefer; p != nil {
-		s += p[i]
+	if d.static != nil {
+		s += d.static[i]
 	}
 	return s
 }
-
-// spreadWeight makes one sibling outweigh any preference and any load.
-const spreadWeight = 16
 
 // many fills a heap of slots by score once, and takes from it pod by pod.
 func (d *demand) many() []int {

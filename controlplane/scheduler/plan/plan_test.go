@@ -44,8 +44,19 @@ func drawNode(t *rapid.T, name string) Node {
 	if rapid.Bool().Draw(t, "gpu") {
 		alloc = append(alloc, state.Quantity{Name: "gpu", Value: 2})
 	}
-	return Node{Name: name, UID: name, Labels: labels, Taints: taints, Allocatable: alloc,
+	return Node{Name: name, UID: name, Labels: labels, Taints: taints, Allocatable: alloc, Images: drawImages(t),
 		Unschedulable: rapid.IntRange(0, 5).Draw(t, "cordon") == 0, NotReady: rapid.IntRange(0, 5).Draw(t, "ready") == 0}
+}
+
+var someImages = []string{"docker.io/library/big:latest", "r.example/app:1", "hello.wasm"}
+
+func drawImages(t *rapid.T) (out []Image) {
+	for _, name := range someImages {
+		if rapid.IntRange(0, 2).Draw(t, name) == 0 {
+			out = append(out, Image{Names: []string{name}, Size: rapid.Int64Range(0, 2<<30).Draw(t, "size")})
+		}
+	}
+	return out
 }
 
 func drawGroup(t *rapid.T) *Group {
@@ -63,7 +74,7 @@ func drawGroup(t *rapid.T) *Group {
 		s.Preferred = []corev1.PreferredSchedulingTerm{{Weight: 3, Preference: corev1.NodeSelectorTerm{
 			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "disk", Operator: corev1.NodeSelectorOpExists}}}}}
 	}
-	g := &Group{Shape: s, Count: rapid.IntRange(1, 20).Draw(t, "count"), Spread: rapid.Bool().Draw(t, "spread"), Requests: []state.Quantity{
+	g := &Group{Shape: s, Count: rapid.IntRange(1, 20).Draw(t, "count"), Spread: rapid.Bool().Draw(t, "spread"), Images: rapid.SliceOfN(rapid.Map(rapid.SampledFrom(someImages), ImageName), 0, 3).Draw(t, "images"), Requests: []state.Quantity{
 		{Name: "cpu", Value: rapid.Int64Range(0, 1000).Draw(t, "cpu")},
 		{Name: "memory", Value: rapid.Int64Range(0, 1<<30).Draw(t, "memory")},
 		{Name: "pods", Value: 1},
@@ -121,7 +132,7 @@ func TestPlaceProperties(t *testing.T) {
 				if rest := Place(n, &one); len(rest) != 0 {
 					t.Fatalf("left out, but fits on %v", rest)
 				}
-				if e := Explain(n, &one); e.Message == "" || (!e.Static && !e.Capacity) {
+				if e := Explain(n, &one); e.Message == "" {
 					t.Fatalf("no reason: %+v", e)
 				}
 			}

@@ -18,13 +18,16 @@ type Shape struct {
 	// RuntimeClass and its Handler: the node must carry the label
 	// dunlin.dev/runtime.<handler>=true. Empty handler: no demand.
 	RuntimeClass, Handler string
+	// Volumes is what the pod's claims demand; nil for pods without any.
+	Volumes *Volumes
 
 	// The memory, of one set of nodes.
 	of       *Nodes
 	latest   uint32
 	versions []uint32
 	verdicts []verdict
-	prefer   []float32 // nil if nothing is preferred anywhere
+	prefer   []float32 // 0..1; nil if nothing is preferred anywhere
+	averse   []bool    // nil if no taint PreferNoSchedule is anywhere
 }
 
 // RuntimeLabel is the label by which a node says that it runs a RuntimeClass
@@ -41,11 +44,8 @@ const (
 	tainted
 	noMatch
 	noRuntime
+	noVolume
 )
-
-// preferWeight is by how much the most preferred node outweighs a full one:
-// preferences come before packing.
-const preferWeight = 4
 
 // judge brings the shape's verdicts up to date with the nodes, looking only
 // at those that changed.
@@ -54,13 +54,16 @@ func (s *Shape) judge(n *Nodes) {
 		return
 	}
 	if s.of != n {
-		s.of, s.versions, s.verdicts, s.prefer = n, nil, nil, nil
+		s.of, s.versions, s.verdicts, s.prefer, s.averse = n, nil, nil, nil, nil
 	}
 	for len(s.versions) < len(n.info) {
 		s.versions = append(s.versions, 0)
 		s.verdicts = append(s.verdicts, noNode)
 		if s.prefer != nil {
 			s.prefer = append(s.prefer, 0)
+		}
+		if s.averse != nil {
+			s.averse = append(s.averse, false)
 		}
 	}
 	for i := range n.info {
@@ -69,10 +72,16 @@ func (s *Shape) judge(n *Nodes) {
 		}
 		s.versions[i] = n.version[i]
 		s.verdicts[i] = noNode
-		preference := float32(0)
+		preference, averse := float32(0), false
 		if n.live[i] {
 			s.verdicts[i] = s.check(&n.info[i])
-			preference = s.preference(&n.info[i])
+			preference, averse = s.preference(&n.info[i]), s.averseTo(&n.info[i])
+		}
+		if averse && s.averse == nil {
+			s.averse = make([]bool, len(s.versions))
+		}
+		if s.averse != nil {
+			s.averse[i] = averse
 		}
 		if preference != 0 && s.prefer == nil {
 			s.prefer = make([]float32, len(s.versions))
@@ -86,17 +95,34 @@ func (s *Shape) judge(n *Nodes) {
 
 func (s *Shape) check(n *Node) verdict {
 	switch {
-	case n.Unschedulable && !s.tolerates(&corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}):
+	case s.isCordoned(n):
 		return cordoned
 	case s.untolerated(n) != nil:
 		return tainted
 	case !s.matches(n):
 		return noMatch
-	case s.Handler != "" && n.Labels[RuntimeLabel(s.Handler)] != "true":
+	case !s.runs(n):
 		return noRuntime
+	case s.Volumes.objection(n) != "":
+		return noVolume
 	}
 	return fits
 }
+
+func (s *Shape) isCordoned(n *Node) bool {
+	return n.Unschedulable && !s.tolerates(&corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
+}
+
+func (s *Shape) runs(n *Node) bool {
+	return s.Handler == "" || n.Labels[RuntimeLabel(s.Handler)] == "true"
+}
+
+// Allows says whether nothing about the node itself keeps the pod away.
+func (s *Shape) Allows(n *Node) bool { return s.check(n) == fits }
+
+// Matches says whether the node has what selector and required affinity ask
+// for.
+func (s *Shape) Matches(n *Node) bool { return s.matches(n) }
 
 func (s *Shape) matches(n *Node) bool {
 	for k, v := range s.Selector {
@@ -159,8 +185,7 @@ func Tolerates(o *corev1.Toleration, t *corev1.Taint) bool {
 	return false
 }
 
-// preference is the node's share of all preferred weights, less a penalty
-// for PreferNoSchedule taints.
+// preference is the node's share of all preferred weights.
 func (s *Shape) preference(n *Node) float32 {
 	var got, all int32
 	for i := range s.Preferred {
@@ -170,16 +195,21 @@ func (s *Shape) preference(n *Node) float32 {
 			got += p.Weight
 		}
 	}
-	var out float32
-	if all > 0 {
-		out = preferWeight * float32(got) / float32(all)
+	if all <= 0 {
+		return 0
 	}
+	return float32(got) / float32(all)
+}
+
+// averseTo says whether the node has a taint PreferNoSchedule that is not
+// tolerated.
+func (s *Shape) averseTo(n *Node) bool {
 	for i := range n.Taints {
 		if t := &n.Taints[i]; t.Effect == corev1.TaintEffectPreferNoSchedule && !s.tolerates(t) {
-			return out - preferWeight
+			return true
 		}
 	}
-	return out
+	return false
 }
 
 // matchTerm: all requirements must hold; a term without any matches nothing.
@@ -241,6 +271,8 @@ func (s *Shape) text(v verdict, n *Node) string {
 		return "node(s) didn't match Pod's node affinity/selector"
 	case noRuntime:
 		return fmt.Sprintf("node(s) cannot run RuntimeClass %s (handler %s)", s.RuntimeClass, s.Handler)
+	case noVolume:
+		return s.Volumes.objection(n)
 	}
 	return ""
 }

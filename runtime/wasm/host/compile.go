@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -16,6 +17,7 @@ import (
 func compile() int {
 	spec, err := receive()
 	reply := os.NewFile(fdReply, "reply")
+	go endWithReader(fdReply)
 	if err != nil {
 		answer(reply, Reply{Reason: ReasonStart, Message: err.Error()})
 		return 1
@@ -44,4 +46,20 @@ func compileSpec(spec Spec) error {
 		return fmt.Errorf("sandbox: %w", err)
 	}
 	return Wazero{}.Compile(context.Background(), module, "/proc/self/cwd")
+}
+
+// endWithReader ends the process once nobody reads its answer any more: what
+// an agent or an import that was killed wanted compiled, the next one asks for
+// again, and two would take two cores and twice the memory.
+func endWithReader(fd int) {
+	p := []unix.PollFd{{Fd: int32(fd)}}
+	for {
+		_, err := unix.Ppoll(p, nil, nil)
+		switch {
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return
+		case err == nil && p[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0:
+			os.Exit(1)
+		}
+	}
 }

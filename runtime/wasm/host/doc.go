@@ -32,6 +32,8 @@ const (
 	HostFile = "host.json"
 	// ExitFile is written by the host at the end: ExitRecord.
 	ExitFile = "exit.json"
+	// MemoryFile is kept by the host while it runs; see StackOverflow.
+	MemoryFile = "memory"
 	// ControlSocket takes Requests.
 	ControlSocket = "ctl"
 	// StderrFile is the host program's own standard error.
@@ -77,7 +79,12 @@ type Spec struct {
 	// CacheSum is the checksum that the compiled code must have.
 	CacheSum string `json:"cacheSum"`
 
+	Outbound Outbound `json:"outbound"`
+
 	Sandbox Identity `json:"sandbox"`
+	// Stdin makes the guest's standard input a named pipe (StdinPipe) that
+	// others may write to.
+	Stdin bool `json:"stdin,omitempty"`
 	// Foreground keeps stdin, has no control socket and no run folder.
 	Foreground bool `json:"foreground"`
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync/atomic"
 )
 
 // Engine compiles and runs one module. A second engine is an addition.
@@ -36,11 +37,15 @@ type Guest struct {
 	Mounts      []preopen
 	Listeners   []Listener
 	Sockets     [][]int // host descriptors of each listener
+	Outbound    Outbound
 	Stdin       *os.File
 	Stdout      io.Writer
 	Stderr      io.Writer
 	MemoryLimit uint64 // bytes, 0 = none
-	CacheDir    string
+	// MemoryPeak is kept at the largest size of the guest's memory, in bytes;
+	// may be nil.
+	MemoryPeak *atomic.Uint64
+	CacheDir   string
 }
 
 // Outcome is how a guest ended.

@@ -281,3 +281,24 @@ func FuzzReadSpec(f *testing.F) {
 		}
 	})
 }
+
+// TestWrongSignaturesAreRefusedBeforeTheyRun: a module that could never be
+// linked is not compiled.
+func TestWrongSignaturesAreRefusedBeforeTheyRun(t *testing.T) {
+	importing := func(name string) []byte {
+		b := []byte("\x00asm\x01\x00\x00\x00" + "\x01\x04\x01\x60\x00\x00" + "\x02")
+		body := "\x01\x16wasi_snapshot_preview1" + string(rune(len(name))) + name + "\x00\x00"
+		return append(b, string(rune(len(body)))+body...)
+	}
+	for name, want := range map[string]string{
+		"fd_write":  "the module imports fd_write() -> (), which is (i32 i32 i32 i32) -> (i32)",
+		"sock_open": "sock_open() -> (), which no known form of it is",
+	} {
+		if err := (Wazero{}).Compile(t.Context(), importing(name), t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := (Wazero{}).Compile(t.Context(), testModule(t, "print"), t.TempDir()); err != nil {
+		t.Error(err)
+	}
+}

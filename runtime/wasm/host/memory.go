@@ -1,8 +1,13 @@
 package host
 
 import (
+	"encoding/binary"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/tetratelabs/wazero/experimental"
 	"golang.org/x/sys/unix"
@@ -14,8 +19,72 @@ const wasmPage = 64 << 10
 // what it refused, so that a failing guest's message can say so.
 type memoryLimit struct {
 	limit   uint64
-	peak    atomic.Uint64
+	peak    *atomic.Uint64
 	refused atomic.Uint64
+}
+
+// memoryRecord is what a host leaves in its run folder about memory, so that
+// it can be said why the kernel killed it. It is a mapped file: what stands
+// in it outlives the process, and the numbers are written by stores alone.
+type memoryRecord struct {
+	limit atomic.Uint64 // of the container, bytes
+	base  atomic.Uint64 // what the host held before the guest ran
+	peak  atomic.Uint64 // the guest's own memory, at most
+}
+
+const memoryRecordSize = int(unsafe.Sizeof(memoryRecord{}))
+
+// newMemoryRecord makes the file in the working folder. Without it (a full
+// disk) the record is in memory alone.
+func newMemoryRecord() *memoryRecord {
+	fd, err := unix.Open(MemoryFile, unix.O_RDWR|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return &memoryRecord{}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	// Written, not just made longer: a store into a hole on a full disk is a
+	// SIGBUS.
+	if n, err := unix.Write(fd, make([]byte, memoryRecordSize)); err != nil || n != memoryRecordSize {
+		return &memoryRecord{}
+	}
+	b, err := unix.Mmap(fd, 0, memoryRecordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return &memoryRecord{}
+	}
+	return (*memoryRecord)(unsafe.Pointer(&b[0])) // page-aligned and large enough
+}
+
+// begin notes what there is before the guest runs.
+func (m *memoryRecord) begin(limit int64) {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) == nil {
+		m.base.Store(uint64(u.Maxrss) << 10)
+	}
+	m.limit.Store(uint64(max(limit, 0)))
+}
+
+// HasMemoryLimit says whether the host whose run folder it is noted a limit.
+// One that noted nothing may have had one.
+func HasMemoryLimit(dir string) bool {
+	b, err := os.ReadFile(filepath.Join(dir, MemoryFile))
+	return err != nil || len(b) != memoryRecordSize || binary.NativeEndian.Uint64(b[8:]) == 0 || binary.NativeEndian.Uint64(b) > 0
+}
+
+// StackOverflow says whether a host that the kernel killed for its memory
+// died of its guest's call stack: the record in dir explains less than half
+// of the limit, and beside the guest's own memory only its stack grows
+// without a bound (wazero lets it have 100 MB).
+func StackOverflow(dir string) (message string, ok bool) {
+	b, err := os.ReadFile(filepath.Join(dir, MemoryFile))
+	if err != nil || len(b) != memoryRecordSize {
+		return "", false
+	}
+	limit, base, peak := binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint64(b[8:]), binary.NativeEndian.Uint64(b[16:])
+	if limit == 0 || base == 0 || base+peak > limit/2 {
+		return "", false
+	}
+	return fmt.Sprintf("stack overflow: its calls nest deeper than its memory limit of %s has room for (its own memory was %s, its host program's %s)",
+		bytesText(limit), bytesText(peak), bytesText(base)), true
 }
 
 // Allocate implements experimental.MemoryAllocator. Address space for the

@@ -9,62 +9,25 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/runtime/process"
 )
 
 // WriteHostRecord leaves in dir what identifies this process.
 func WriteHostRecord(dir string) error {
-	start, err := StartTime(os.Getpid())
+	start, err := process.StartTime(os.Getpid())
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(HostRecord{PID: os.Getpid(), StartTime: start, BootID: BootID(), StartedAt: time.Now().UTC()})
+	b, err := json.Marshal(HostRecord{PID: os.Getpid(), StartTime: start, BootID: process.BootID(), StartedAt: time.Now().UTC()})
 	if err != nil {
 		return fmt.Errorf("host record: %w", err)
 	}
 	return atomicfile.Write(filepath.Join(dir, HostFile), b, 0o600)
-}
-
-// StartTime is when a process started, in clock ticks since boot
-// (proc_pid_stat(5), field 22). fs.ErrNotExist if there is none.
-func StartTime(pid int) (uint64, error) {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		if errors.Is(err, unix.ESRCH) {
-			err = os.ErrNotExist
-		}
-		return 0, fmt.Errorf("process %d: %w", pid, err)
-	}
-	// The command, in parentheses, may hold anything.
-	s := string(b)
-	i := strings.LastIndexByte(s, ')')
-	fields := strings.Fields(s[i+1:])
-	if i < 0 || len(fields) < 20 {
-		return 0, fmt.Errorf("process %d: stat is %q", pid, s)
-	}
-	if fields[0] == "Z" || fields[0] == "X" {
-		return 0, fmt.Errorf("process %d: %w", pid, os.ErrNotExist)
-	}
-	t, err := strconv.ParseUint(fields[19], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("process %d: %w", pid, err)
-	}
-	return t, nil
-}
-
-// BootID changes with every boot; empty when it cannot be read.
-func BootID() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
 }
 
 // castagnoli is computed by the CPU where it can.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/internal/outbound"
 	"github.com/dunlin-project/dunlin/runtime/sandbox"
 )
 
@@ -61,6 +62,7 @@ type host struct {
 	stdinW     int
 	control    *control
 	program    Program
+	memory     *memoryRecord // nil in the foreground
 
 	once sync.Once
 }
@@ -82,6 +84,9 @@ func run() int {
 		return 1
 	}
 	h.settle()
+	if h.memory != nil {
+		h.memory.begin(spec.MemoryLimit)
+	}
 	h.control.start()
 	answer(reply, Reply{Running: true, Missing: missing, CacheBad: cacheBad})
 	o := h.program.Run(context.Background())
@@ -120,6 +125,7 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 			return nil, false, err
 		}
 		ctlPath = ControlSocket
+		h.memory = newMemoryRecord()
 	}
 	if h.control, err = newControl(ctlPath, s.StopDeadline); err != nil {
 		return nil, false, err
@@ -130,7 +136,11 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 	}
 	g := &Guest{
 		Args: s.Args, Env: s.Env, Listeners: s.Listeners,
-		Sockets: make([][]int, len(s.Listeners)), MemoryLimit: uint64(max(s.MemoryLimit, 0)),
+		Outbound: s.Outbound,
+		Sockets:  make([][]int, len(s.Listeners)), MemoryLimit: uint64(max(s.MemoryLimit, 0)),
+	}
+	if h.memory != nil {
+		g.MemoryPeak = &h.memory.peak
 	}
 	for i, l := range s.Sockets {
 		fd := fdSockets + i
@@ -193,6 +203,15 @@ func (h *host) sandbox() sandbox.Config {
 	if s.CacheDir != "" {
 		c.ReadOnly = append(c.ReadOnly, s.CacheDir)
 	}
+	if rules, err := outbound.Parse(s.Outbound.Allow); err == nil && len(rules) > 0 {
+		ports, all := rules.Ports()
+		if c.Connect = true; !all {
+			c.Ports = ports
+		}
+		if len(ports) == 0 && !all {
+			c.Ports = []uint16{noPort} // datagrams only
+		}
+	}
 	if !h.foreground {
 		c.ReadWrite = append(c.ReadWrite, ".")
 	}
@@ -201,6 +220,10 @@ func (h *host) sandbox() sandbox.Config {
 	}
 	return c
 }
+
+// noPort stands in a list that would otherwise mean every port. Nothing
+// listens there (RFC 6335).
+const noPort = 1023
 
 // openStdio gives the guest its output, and an input that ends when it is to
 // stop.
@@ -222,12 +245,38 @@ func (h *host) openStdio(g *Guest) error {
 		return nil
 	}
 	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+	var err error
+	if h.spec.Stdin {
+		p, err = namedPipe(StdinPipe)
+	} else {
+		err = unix.Pipe2(p[:], unix.O_CLOEXEC)
+	}
+	if err != nil {
 		return fmt.Errorf("standard input: %w", err)
 	}
 	g.Stdin = os.NewFile(uintptr(p[0]), "stdin")
 	h.stdinW = p[1]
 	return nil
+}
+
+// StdinPipe is the named pipe in the run folder that is the standard input of
+// a guest with Spec.Stdin.
+const StdinPipe = "stdin"
+
+// namedPipe makes a pipe with both ends open: it ends only when this process
+// closes its own, not when somebody who wrote to it leaves.
+func namedPipe(name string) (p [2]int, err error) {
+	_ = unix.Unlink(name)
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		return p, err
+	}
+	if p[0], err = unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err != nil {
+		return p, err
+	}
+	if p[1], err = unix.Open(name, unix.O_WRONLY|unix.O_CLOEXEC, 0); err != nil {
+		return p, err
+	}
+	return p, unix.SetNonblock(p[0], false)
 }
 
 type tailWriter struct{ t *tail }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"sync"
+	"time"
 
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental/sys"
@@ -24,10 +25,11 @@ type sockets struct {
 	conns     map[int32]*conn
 	accepted  *conn // by the OpenFile of the accept under way
 	drained   bool
+	hidden    int32 // the descriptor of the dialFolder; -1 without one
 }
 
 func newSockets() *sockets {
-	return &sockets{listeners: map[int32]*listener{}, conns: map[int32]*conn{}}
+	return &sockets{listeners: map[int32]*listener{}, conns: map[int32]*conn{}, hidden: -1}
 }
 
 // listener is one guest listener with one or more host sockets.
@@ -166,7 +168,7 @@ func (listenerDir) Seek(fileOffset, int) (int64, sys.Errno) { return 0, sys.EINV
 func (listenerDir) Readdir(int) ([]sys.Dirent, sys.Errno)   { return nil, sys.EINVAL }
 func (listenerDir) Close() sys.Errno                        { return 0 }
 
-// conn is one accepted connection. Its host socket never blocks; a guest in
+// conn is one connection, accepted or made by the guest. Its host socket never blocks; a guest in
 // blocking mode waits in poll(2), on the guest's own thread.
 type conn struct {
 	sys.UnimplementedFile
@@ -175,6 +177,9 @@ type conn struct {
 	guest    int32
 	nonblock bool
 	closed   bool
+	datagram bool
+	// 0 is for ever; the guest's, for its own calls while it blocks.
+	recvTimeout, sendTimeout time.Duration
 }
 
 // Stat implements sys.File.
@@ -219,7 +224,7 @@ func (c *conn) Read(p []byte) (int, sys.Errno) {
 	if len(p) == 0 {
 		return 0, 0
 	}
-	return c.try(unix.POLLIN, func() (int, error) { return unix.Read(c.fd, p) })
+	return c.try(unix.POLLIN, c.recvTimeout, func() (int, error) { return unix.Read(c.fd, p) })
 }
 
 // Write implements sys.File.
@@ -227,19 +232,20 @@ func (c *conn) Write(p []byte) (int, sys.Errno) {
 	if len(p) == 0 {
 		return 0, 0
 	}
-	return c.try(unix.POLLOUT, func() (int, error) {
+	return c.try(unix.POLLOUT, c.sendTimeout, func() (int, error) {
 		return unix.SendmsgN(c.fd, p, nil, nil, unix.MSG_NOSIGNAL)
 	})
 }
 
 func (c *conn) peek(p []byte) (int, sys.Errno) {
-	return c.try(unix.POLLIN, func() (int, error) {
+	return c.try(unix.POLLIN, c.recvTimeout, func() (int, error) {
 		n, _, err := unix.Recvfrom(c.fd, p, unix.MSG_PEEK)
 		return n, err
 	})
 }
 
-func (c *conn) try(events int16, op func() (int, error)) (int, sys.Errno) {
+func (c *conn) try(events int16, timeout time.Duration, op func() (int, error)) (int, sys.Errno) {
+	until := time.Time{}
 	for {
 		if c.closed {
 			return 0, sys.EBADF
@@ -253,7 +259,10 @@ func (c *conn) try(events int16, op func() (int, error)) (int, sys.Errno) {
 			if c.nonblock {
 				return 0, sys.EAGAIN
 			}
-			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: events}}, -1); err != nil && err != unix.EINTR {
+			if timeout > 0 && until.IsZero() {
+				until = time.Now().Add(timeout)
+			}
+			if err := pollUntil(c.fd, events, until); err != nil {
 				return 0, errnoOf(err)
 			}
 		default:
@@ -359,7 +368,7 @@ func peekInto(c *conn, mod api.Module, stack []uint64) uint32 {
 	at, ok1 := mem.ReadUint32Le(iov)
 	n, ok2 := mem.ReadUint32Le(iov + 4)
 	buf, ok3 := mem.Read(at, n)
-	if !ok1 || !ok2 || !ok3 || stack[2] == 0 {
+	if !ok1 || !ok2 || !ok3 || uint32(stack[2]) == 0 {
 		return eFault
 	}
 	got, errno := c.peek(buf)
@@ -376,6 +385,9 @@ func peekInto(c *conn, mod api.Module, stack []uint64) uint32 {
 func (s *sockets) overrideDescriptors(w *wasiTable) {
 	w.wrap("fd_fdstat_get", func(mod api.Module, stack []uint64) (uint32, bool) {
 		fd := int32(stack[0])
+		if fd == s.hidden {
+			return eBadf, true
+		}
 		var nonblock bool
 		if l := s.listener(fd); l != nil {
 			nonblock = l.nonblock
@@ -390,6 +402,9 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 		}
 		clear(buf)
 		buf[0] = filetypeSocketStream
+		if c := s.conn(fd); c != nil && c.datagram {
+			buf[0] = filetypeSocketDgram
+		}
 		if nonblock {
 			buf[2] = fdflagNonblock
 		}
@@ -410,7 +425,7 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 		return 0, false
 	})
 	notFolder := func(_ api.Module, stack []uint64) (uint32, bool) {
-		if s.listener(int32(stack[0])) != nil {
+		if fd := int32(stack[0]); s.listener(fd) != nil || fd == s.hidden {
 			return eBadf, true // how libc's scan of preopens ends
 		}
 		return 0, false
@@ -427,7 +442,7 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 			if f == "path_symlink" {
 				at = 2
 			}
-			if s.listener(int32(stack[at])) != nil {
+			if fd := int32(stack[at]); s.listener(fd) != nil || fd == s.hidden {
 				return eNotdir, true
 			}
 			return 0, false
@@ -436,6 +451,9 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 	closing := w.original("fd_close")
 	w.replace("fd_close", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
 		fd := int32(stack[0])
+		if fd == s.hidden {
+			return eBadf
+		}
 		args := [1]uint64{stack[0]}
 		closing.Call(ctx, mod, args[:])
 		if args[0] == 0 {
@@ -446,6 +464,9 @@ func (s *sockets) overrideDescriptors(w *wasiTable) {
 	renumber := w.original("fd_renumber")
 	w.replace("fd_renumber", func(ctx context.Context, mod api.Module, stack []uint64) uint32 {
 		from, to := int32(stack[0]), int32(stack[1])
+		if from == s.hidden || to == s.hidden {
+			return eBadf
+		}
 		c := s.conn(from)
 		args := [2]uint64{stack[0], stack[1]}
 		renumber.Call(ctx, mod, args[:])

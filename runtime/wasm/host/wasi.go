@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 
 	"github.com/tetratelabs/wazero"
@@ -84,6 +85,28 @@ func wireOf(err error) uint32 {
 			return ePipe
 		case syscall.ETIMEDOUT:
 			return eTimedout
+		case syscall.EINPROGRESS:
+			return eInprogress
+		case syscall.EALREADY:
+			return eAlready
+		case syscall.EISCONN:
+			return eIsconn
+		case syscall.ECONNREFUSED:
+			return eConnrefused
+		case syscall.EHOSTUNREACH:
+			return eHostunreach
+		case syscall.ENETUNREACH:
+			return eNetunreach
+		case syscall.ENETDOWN:
+			return eNetdown
+		case syscall.EDESTADDRREQ:
+			return eDestaddrreq
+		case syscall.EMSGSIZE:
+			return eMsgsize
+		case syscall.EADDRNOTAVAIL:
+			return eAddrnotavail
+		case syscall.EAFNOSUPPORT:
+			return eAfnosupport
 		}
 	}
 	return wire(errnoOf(err))
@@ -130,6 +153,44 @@ func newWASITable(ctx context.Context, r wazero.Runtime) (*wasiTable, error) {
 	return w, nil
 }
 
+// checkImports refuses a module that imports a function of WASI with other
+// parameters or results than it has: it could be compiled and never started.
+func checkImports(ctx context.Context, r wazero.Runtime, guest wazero.CompiledModule) error {
+	w, err := newWASITable(ctx, r)
+	if err != nil {
+		return err
+	}
+	var wrong []string
+	for _, f := range guest.ImportedFunctions() {
+		module, name, _ := f.Import()
+		d, known := w.defs[name]
+		if module != wasi_snapshot_preview1.ModuleName || extended(f) != "" {
+			continue
+		}
+		switch {
+		case !known && Extends(name):
+			wrong = append(wrong, fmt.Sprintf("%s%s, which no known form of it is", name, signature(f)))
+		case known && signature(f) != signature(d):
+			wrong = append(wrong, fmt.Sprintf("%s%s, which is %s", name, signature(f), signature(d)))
+		}
+	}
+	if len(wrong) > 0 {
+		return fmt.Errorf("the module imports %s: its compiler or bindings are of another WASI", strings.Join(wrong, "; "))
+	}
+	return nil
+}
+
+func signature(f api.FunctionDefinition) string {
+	names := func(types []api.ValueType) string {
+		out := make([]string, len(types))
+		for i, t := range types {
+			out[i] = api.ValueTypeName(t)
+		}
+		return "(" + strings.Join(out, " ") + ")"
+	}
+	return names(f.ParamTypes()) + " -> " + names(f.ResultTypes())
+}
+
 // original is the function as it is now.
 func (w *wasiTable) original(name string) api.GoModuleFunction { return w.fns[name] }
 
@@ -153,8 +214,8 @@ func (w *wasiTable) wrap(name string, f func(mod api.Module, stack []uint64) (er
 }
 
 // instantiate makes the functions that the guest imports available to it,
-// each calling before first.
-func (w *wasiTable) instantiate(ctx context.Context, r wazero.Runtime, guest wazero.CompiledModule, before func()) error {
+// each calling before first. more answers nil for those of WASI alone.
+func (w *wasiTable) instantiate(ctx context.Context, r wazero.Runtime, guest wazero.CompiledModule, before func(), more func(api.FunctionDefinition) wasiFunc) error {
 	b := r.NewHostModuleBuilder(wasi_snapshot_preview1.ModuleName)
 	wanted := map[string]bool{}
 	for _, f := range guest.ImportedFunctions() {
@@ -163,6 +224,13 @@ func (w *wasiTable) instantiate(ctx context.Context, r wazero.Runtime, guest waz
 			continue
 		}
 		wanted[name] = true
+		if own := more(f); own != nil {
+			b.NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(func(ctx context.Context, mod api.Module, stack []uint64) {
+				before()
+				stack[0] = uint64(own(ctx, mod, stack))
+			}), f.ParamTypes(), f.ResultTypes()).Export(name)
+			continue
+		}
 		d, ok := w.defs[name]
 		if !ok {
 			continue // reported by the check of imports, or by wazero

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/tetratelabs/wazero"
@@ -42,7 +43,10 @@ func (e Wazero) Compile(ctx context.Context, module []byte, dir string) error {
 		return fmt.Errorf("compile: %w", err)
 	}
 	r := wazero.NewRuntimeWithConfig(ctx, e.config().WithCompilationCache(cache))
-	_, err = r.CompileModule(experimental.WithCompilationWorkers(ctx, 1), module)
+	guest, err := r.CompileModule(experimental.WithCompilationWorkers(ctx, 1), module)
+	if err == nil {
+		err = checkImports(ctx, r, guest)
+	}
 	return errors.Join(err, r.Close(ctx), cache.Close(ctx))
 }
 
@@ -82,11 +86,14 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 	for i, fds := range g.Sockets {
 		s.listeners[first+int32(i)] = &listener{set: s, fds: fds}
 	}
+	if connects(compiled) {
+		s.hidden = first + int32(len(g.Sockets))
+	}
 	table, err := newWASITable(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	fdstat := table.original("fd_fdstat_get")
+	fdstat, pathOpen := table.original("fd_fdstat_get"), table.original("path_open")
 	s.override(table)
 	stdin := -1
 	if g.Stdin != nil {
@@ -94,10 +101,17 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 	}
 	poll := &poller{sockets: s, stdin: stdin, known: knownBy(fdstat)}
 	table.replace("poll_oneoff", poll.oneoff)
-	if err := table.instantiate(ctx, r, compiled, (&collector{}).tick); err != nil {
+	d := &dialer{s: s, folder: s.hidden, open: pathOpen, table: table}
+	if d.gate, err = newGate(g.Outbound, g.Stderr); err != nil {
 		return nil, err
 	}
-	mem := &memoryLimit{limit: g.MemoryLimit}
+	if err := table.instantiate(ctx, r, compiled, (&collector{}).tick, d.function); err != nil {
+		return nil, err
+	}
+	mem := &memoryLimit{limit: g.MemoryLimit, peak: g.MemoryPeak}
+	if mem.peak == nil {
+		mem.peak = new(atomic.Uint64)
+	}
 	if mem.limit == 0 {
 		mem.limit = math.MaxUint32 + 1
 	}
@@ -124,6 +138,9 @@ func moduleConfig(g *Guest, s *sockets) wazero.ModuleConfig {
 	for i := range g.Sockets {
 		l := s.listeners[int32(3+len(g.Mounts)+i)]
 		files = files.(sysfs.FSConfig).WithSysFSMount(l, fmt.Sprintf("/.listener/%d", i))
+	}
+	if s.hidden >= 0 { // the last one, so that no other descriptor moves
+		files = files.(sysfs.FSConfig).WithSysFSMount(&dialFolder{set: s}, "/.outbound")
 	}
 	c := wazero.NewModuleConfig().
 		WithName("").

@@ -22,6 +22,9 @@ func groupsV2(g *guest) error {
 	if err := groupTests(g); err != nil {
 		return err
 	}
+	if err := quotaTests(g); err != nil {
+		return err
+	}
 	out, err := g.must("/dunlin", "preflight")
 	if err == nil {
 		err = says(out, "memory limits are enforced")
@@ -57,6 +60,23 @@ func groupsV2(g *guest) error {
 		return err
 	}
 	return cleanUp(g)
+}
+
+// quotaTests runs the test of project quotas, which the kernels of few test
+// machines have; it may not be skipped.
+func quotaTests(g *guest) error {
+	if err := os.Setenv("DUNLIN_TEST_QUOTA_IMAGE", "/quota.img"); err != nil {
+		return err
+	}
+	out, code, err := g.run("/volumes.test", "-test.v", "-test.run", "TestVolumesAreLimited|TestClaims", "-test.timeout", "80s")
+	if err != nil {
+		return err
+	}
+	if code != 0 || strings.Contains(out, "--- SKIP") {
+		return fmt.Errorf("the tests of node/volumes: exit code %d:\n%s", code, out)
+	}
+	g.ok("volumes of claims are limited by project quotas")
+	return nil
 }
 
 // groupTests runs the tests of runtime/cgroup; none may be skipped.

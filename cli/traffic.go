@@ -1,0 +1,200 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/dunlin-project/dunlin/node/network"
+	"github.com/dunlin-project/dunlin/node/proxy"
+	"github.com/dunlin-project/dunlin/node/services"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// traffic is the node's part in Services: it keeps the service table, the
+// routes that follow from it, and the proxy.
+type traffic struct {
+	o          nodeOptions
+	log        *slog.Logger
+	table      *services.Table
+	puller     *services.Puller
+	namespaced *network.Namespaced // nil without root
+	zone       func() string
+	node       string
+
+	mu     sync.Mutex
+	routed bool // the service range is routed into the namespace
+}
+
+// proxyDir holds the proxy's socket and log.
+func proxyDir(runDir string) string { return filepath.Join(runDir, "proxy") }
+
+func (p *nodeProcess) newTraffic(net network.Network) *traffic {
+	t := &traffic{o: p.o, log: p.log.With("part", "traffic"), table: services.NewTable(), node: p.id.Grant().NodeName}
+	t.puller = &services.Puller{Table: t.table, Link: p.link, Path: filepath.Join(p.o.state, "node", "services"), Log: t.log}
+	t.namespaced, _ = net.(*network.Namespaced)
+	t.zone = func() string {
+		_, site, _ := p.agent.Gossip()
+		return site
+	}
+	t.puller.Load()
+	return t
+}
+
+// settings are what the proxy needs to know of the node.
+func (t *traffic) settings() (proxy.Settings, bool) {
+	s := proxy.Settings{Node: t.node, Zone: t.zone(), Resolv: "/etc/resolv.conf"}
+	if ip, err := netip.ParseAddr(t.o.address); err == nil {
+		s.NodeIPs = []netip.Addr{ip}
+	}
+	if t.namespaced == nil {
+		return s, true
+	}
+	s.NetNS = t.o.netns
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return s, t.routed
+}
+
+func (t *traffic) supervisor() *proxy.Supervisor {
+	return &proxy.Supervisor{Dir: proxyDir(t.o.run), Table: t.table, Settings: t.settings, Log: t.log}
+}
+
+const (
+	routesRetry  = time.Second
+	routesGather = 200 * time.Millisecond
+	routesLook   = time.Minute
+)
+
+// runRoutes keeps what the kernel must know: that the service range is the
+// namespace's, and where the pods of other nodes are.
+func (t *traffic) runRoutes(ctx context.Context) error {
+	if t.namespaced == nil {
+		return nil
+	}
+	sub := t.table.Subscribe()
+	defer sub.Close()
+	var told, toldPeers string
+	for {
+		wait := routesLook // somebody may have removed them
+		err := t.routeServices()
+		switch {
+		case errors.Is(err, network.ErrNoRange):
+			wait = routesRetry
+		case err != nil && err.Error() != told:
+			t.log.Warn("Services are reached from pods only", "error", err)
+			told = err.Error()
+		case err == nil:
+			told = ""
+		}
+		if !errors.Is(err, network.ErrNoRange) {
+			t.mu.Lock()
+			t.routed = true
+			t.mu.Unlock()
+			t.routePeers(&toldPeers)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		case <-sub.News():
+			timer.Stop()
+			if !t.concerned(sub) {
+				continue
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(routesGather):
+			}
+		}
+	}
+}
+
+// concerned takes the news and says whether routes may depend on them.
+func (t *traffic) concerned(sub *services.Subscription) bool {
+	found := false
+	for more := true; more; {
+		var items []wire.ServiceItem
+		var gone []string
+		items, gone, more = sub.Take(1 << 20)
+		for _, it := range items {
+			found = found || it.Key[:1] == wire.ItemNetwork || it.Key[:1] == wire.ItemNodeInfo[:1]
+		}
+		for _, k := range gone {
+			found = found || k[:1] == wire.ItemNodeInfo[:1]
+		}
+	}
+	return found
+}
+
+// dns are the addresses at which containers reach the cluster's DNS.
+func (t *traffic) dns() (out []netip.Addr) {
+	var n wire.ClusterNetwork
+	if t == nil || t.namespaced == nil || wire.DecodeItem(t.table.Get(wire.ItemNetwork), &n) != nil {
+		return nil
+	}
+	for _, s := range n.DNS {
+		if a, err := netip.ParseAddr(s); err == nil {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func (t *traffic) routeServices() error {
+	var n wire.ClusterNetwork
+	if data := t.table.Get(wire.ItemNetwork); data == nil || wire.DecodeItem(data, &n) != nil {
+		return network.ErrNoRange
+	}
+	var ranges []netip.Prefix
+	for _, c := range n.ServiceCIDRs {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			ranges = append(ranges, p)
+		}
+	}
+	return t.namespaced.SetServiceCIDRs(ranges)
+}
+
+func (t *traffic) routePeers(told *string) {
+	var peers []network.Peer
+	t.table.Range(wire.ItemNodeInfo, func(key string, data []byte) {
+		var n wire.NodeInfo
+		if key == wire.ItemNodeInfo+t.node || wire.DecodeItem(data, &n) != nil {
+			return
+		}
+		for _, c := range n.PodCIDRs {
+			p, err := netip.ParsePrefix(c)
+			if err != nil {
+				continue
+			}
+			for _, a := range n.Addresses {
+				if via, err := netip.ParseAddr(a); err == nil && via.Is4() == p.Addr().Is4() {
+					peers = append(peers, network.Peer{CIDR: p, Via: via})
+					break
+				}
+			}
+		}
+	})
+	skipped, err := t.namespaced.SetPeers(peers)
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	for dst, e := range skipped {
+		text += dst.String() + ": " + e.Error() + "; "
+		if len(text) > 512 {
+			break
+		}
+	}
+	if text != "" && len(text) != len(*told) {
+		t.log.Warn("pods of some nodes are not reached from here", "nodes", len(skipped), "reasons", text)
+	}
+	*told = text
+}

@@ -1,0 +1,103 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/dunlin-project/dunlin/manifests"
+)
+
+// keys is a JSON object with the keys from..to-1.
+func keys(from, to int, value string) string {
+	var b strings.Builder
+	b.WriteByte('{')
+	for i := from; i < to; i++ {
+		if i > from {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `"k%d":%s`, i, value)
+	}
+	b.WriteByte('}')
+	return b.String()
+}
+
+func bigMap(name string, n int) string {
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q},"data":%s}`, name, keys(0, n, `""`))
+}
+
+// TestLongCollections: tracking who set which field costs the square of a
+// map's or list's length, so an object with too long a one is refused before
+// that begins, on every path by which it could come in.
+func TestLongCollections(t *testing.T) {
+	w := newWorld(t)
+	const most = manifests.MaxEntries
+	w.want(201, "POST", cms, bigMap("most", most))
+	refused := func(what string, m map[string]any, field string) {
+		t.Helper()
+		if at(m, "reason") != "Invalid" || at(m, "details", "causes", 0, "field") != field ||
+			!strings.Contains(fmt.Sprint(at(m, "message")), "Forbidden: too many entries, 10000 are the most in one map or list") {
+			t.Errorf("%s: %.300v", what, m)
+		}
+	}
+	refused("create", w.want(422, "POST", cms, bigMap("c", 200_000)), "data")
+	refused("update", w.want(422, "PUT", cms+"/most", bigMap("most", most+1)), "data")
+	more := fmt.Sprintf(`{"data":%s}`, keys(most, most+1, `""`))
+	refused("patch", w.want(422, "PATCH", cms+"/most", more, "Content-Type", merge), "data")
+	intent := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"most"},"data":`
+	refused("apply", w.want(422, "PATCH", cms+"/most?fieldManager=x", intent+keys(0, most+1, `""`)+"}", "Content-Type", apply), "data")
+	refused("apply that grows", w.want(422, "PATCH", cms+"/most?fieldManager=x", intent+keys(most, most+1, `""`)+"}", "Content-Type", apply), "data")
+
+	var finalizers []string
+	for i := range most + 1 {
+		finalizers = append(finalizers, fmt.Sprintf(`"example.com/%d"`, i))
+	}
+	slices.Reverse(finalizers)
+	refused("set", w.want(422, "POST", cms, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c","finalizers":[`+strings.Join(finalizers, ",")+`]}}`), "metadata.finalizers")
+	refused("managed fields", w.want(422, "PUT", cms+"/most", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"most","managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:data":`+
+		keys(0, most+2, "{}")+`}}]}}`), "metadata.managedFields[0].fieldsV1")
+}
+
+// TestPatchThatDoubles: copies of copies are refused before they fill the
+// memory.
+func TestPatchThatDoubles(t *testing.T) {
+	w := newWorld(t)
+	w.want(201, "POST", cms, cmJSON("c", strings.Repeat("x", 1000)))
+	ops := []string{`{"op":"add","path":"/metadata/annotations","value":{}}`}
+	for i := range 40 {
+		ops = append(ops, fmt.Sprintf(`{"op":"copy","from":"/metadata","path":"/metadata/annotations/a%d"}`, i))
+	}
+	// Upstream's answer to any JSON patch that cannot be applied.
+	m := w.want(422, "PATCH", cms+"/c", "["+strings.Join(ops, ",")+"]", "Content-Type", "application/json-patch+json")
+	if at(m, "reason") != "Invalid" {
+		t.Errorf("%v", m)
+	}
+}
+
+// TestLargeBodiesTakeTurns: one identity may have two large bodies in work;
+// small requests go on beside them.
+func TestLargeBodiesTakeTurns(t *testing.T) {
+	w := newWorld(t)
+	var held []func()
+	for range maxLarge / 2 {
+		release, err := w.server.limiter.large.acquire(context.Background(), "admin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, release)
+	}
+	large := cmJSON("large", strings.Repeat("x", largeBody))
+	if m := w.want(429, "POST", cms+"?timeout=50ms", large); at(m, "reason") != "TooManyRequests" {
+		t.Errorf("%v", m)
+	}
+	w.want(201, "POST", cms, cmJSON("small", "x"))
+	for _, release := range held {
+		release()
+	}
+	w.want(201, "POST", cms, large)
+	if n := w.server.limiter.large.inUse(); n != 0 {
+		t.Errorf("%d slots are still taken", n)
+	}
+}

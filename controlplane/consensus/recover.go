@@ -1,0 +1,239 @@
+package consensus
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dunlin-project/dunlin/controlplane/state"
+)
+
+// ErrNothing says that a folder holds no state to recover.
+var ErrNothing = errors.New("there is no state in it")
+
+// Recovered describes what a recovery or a restore made.
+type Recovered struct {
+	ClusterID string
+	Version   uint64 // of the state
+	Epoch     uint64 // the new one
+	Moved     string // where the old folder is now, if it was replaced
+}
+
+// Recover makes the server of a state folder the only voter, with everything
+// that the folder holds, in a new recovery epoch: what is left to do when most
+// voters are lost for good. Nobody may have the folder open. It can be
+// repeated.
+func Recover(ctx context.Context, cfg Config) (out Recovered, err error) {
+	n, err := prepareFolder(ctx, cfg)
+	if err != nil {
+		return out, fmt.Errorf("recover: %w", err)
+	}
+	defer n.release()
+	if _, newest := n.snaps.kept(); n.logs.last.Load() == 0 && newest == 0 {
+		return out, fmt.Errorf("recover %s: %w: it never had a copy of the cluster's", cfg.Dir, ErrNothing)
+	}
+	// First the mark: whatever happens next, no other epoch's server is
+	// listened to.
+	id := n.identity.id
+	id.Recover = true
+	if err := n.identity.save(id); err != nil {
+		return out, err
+	}
+	f := &fsm{machine: n.machine, halt: func(error) {}, grown: func() {}}
+	if err := raft.RecoverCluster(n.raftConfig(), f, n.logs, n.stable, n.snaps, n.trans, soleConfiguration(id.Server)); err != nil {
+		return out, fmt.Errorf("recover %s: %w", cfg.Dir, err)
+	}
+	if err := n.machine.Halted(); err != nil {
+		return out, fmt.Errorf("recover %s: %w", cfg.Dir, err)
+	}
+	return Recovered{ClusterID: id.Cluster, Version: n.machine.Snapshot().ResourceVersion(), Epoch: n.Epoch()}, nil
+}
+
+func soleConfiguration(id string) raft.Configuration {
+	return raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: raft.ServerID(id), Address: raft.ServerAddress(id)}}}
+}
+
+// prepareFolder opens the files of a state folder without starting Raft.
+func prepareFolder(ctx context.Context, cfg Config) (*Node, error) {
+	n, err := newNode(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("state folder: %w", err)
+	}
+	if err := n.openFiles(); err != nil {
+		n.release()
+		return nil, err
+	}
+	return n, nil
+}
+
+// release gives a folder back that was opened without Raft.
+func (n *Node) release() {
+	n.cancel()
+	n.closeFiles()
+}
+
+// WriteImage writes the whole state as a file that can be kept elsewhere:
+// a header with format, size and checksum, then the snapshot file. dir is for
+// a temporary file.
+func WriteImage(im *state.Image, dir string, w io.Writer) (err error) {
+	tmp := filepath.Join(dir, fmt.Sprintf("image-%d.tmp", time.Now().UnixNano()))
+	defer func() { _ = os.Remove(tmp) }()
+	if err := im.Write(tmp); err != nil {
+		return err
+	}
+	sum, size, err := sumFile(tmp)
+	if err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	m := &snapshotMeta{Format: state.ImageFormat, Size: size, Sum: sum}
+	if _, err := w.Write(m.header()); err != nil {
+		return err
+	}
+	f, err := os.Open(tmp)
+	if err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	_, err = io.Copy(w, f)
+	return err
+}
+
+// ImageInfo describes an image file.
+type ImageInfo struct {
+	ClusterID string
+	Epoch     uint64
+	Version   uint64
+	Objects   int
+	Bytes     int64
+}
+
+// ReadImageFile checks a file of WriteImage, byte by byte and record by
+// record, and copies the snapshot file in it to copyTo.
+func ReadImageFile(path, copyTo string) (info ImageInfo, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return info, fmt.Errorf("snapshot: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	head := make([]byte, streamHeader)
+	if _, err := io.ReadFull(f, head); err != nil || binary.BigEndian.Uint32(head) != streamMagic {
+		return info, fmt.Errorf("%s: %w: it is no snapshot of dunlin's", path, ErrDamaged)
+	}
+	if v := binary.BigEndian.Uint32(head[4:]); v > state.ImageFormat {
+		return info, fmt.Errorf("%s: %w (format %d, known %d)", path, ErrNewerVersion, v, state.ImageFormat)
+	}
+	out, err := os.OpenFile(copyTo, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return info, fmt.Errorf("snapshot: %w", err)
+	}
+	n, err := io.Copy(out, f)
+	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
+		return info, fmt.Errorf("snapshot: %w", err)
+	}
+	sum, size, err := sumFile(copyTo)
+	if err != nil {
+		return info, fmt.Errorf("snapshot: %w", err)
+	}
+	if uint64(size) != binary.BigEndian.Uint64(head[8:]) || !bytes.Equal(sum[:], head[16:]) {
+		return info, fmt.Errorf("%s: %w: it has %d bytes and should have %d, or its checksum differs", path, ErrDamaged, n, binary.BigEndian.Uint64(head[8:]))
+	}
+	facts, rv, err := state.ReadImage(copyTo, func(*state.Record) error {
+		info.Objects++
+		return nil
+	})
+	if err != nil {
+		return info, fmt.Errorf("%s: %w", path, err)
+	}
+	info.ClusterID, info.Epoch, info.Version, info.Bytes = facts.ClusterID, facts.Epoch, rv, size
+	return info, nil
+}
+
+// Restore replaces a state folder by an image file: its server is the only
+// voter, in a new recovery epoch. The old folder is moved aside. Nobody may
+// have it open. ClusterID and ServerID are required.
+func Restore(ctx context.Context, cfg Config, image string) (out Recovered, err error) {
+	epoch := uint64(0)
+	if _, err := os.Stat(cfg.Dir); err == nil {
+		n, err := newNode(ctx, cfg)
+		if err != nil {
+			return out, err
+		}
+		defer n.release()
+		if n.lock, err = lockFolder(cfg.Dir); err != nil {
+			return out, fmt.Errorf("restore: %w", err)
+		}
+		if err := n.openIdentity(); err != nil {
+			return out, fmt.Errorf("restore: %w", err)
+		}
+		epoch = n.identity.id.Epoch
+	}
+	next := cfg.Dir + ".restore"
+	if err := os.RemoveAll(next); err != nil {
+		return out, fmt.Errorf("restore: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(next)
+		}
+	}()
+	info, err := buildRestored(ctx, cfg, next, image, epoch)
+	if err != nil {
+		return out, fmt.Errorf("restore: %w", err)
+	}
+	out = Recovered{ClusterID: info.ClusterID, Version: info.Version, Epoch: max(epoch, info.Epoch, 1) + 1}
+	if _, err := os.Stat(cfg.Dir); err == nil {
+		out.Moved = fmt.Sprintf("%s.before-restore-%d", cfg.Dir, time.Now().Unix())
+		if err := os.Rename(cfg.Dir, out.Moved); err != nil {
+			return out, fmt.Errorf("restore: %w", err)
+		}
+	}
+	return out, (&Disk{}).rename(next, cfg.Dir)
+}
+
+// buildRestored makes a new folder of an image.
+func buildRestored(ctx context.Context, cfg Config, dir, image string, epoch uint64) (info ImageInfo, err error) {
+	cfg.Dir = dir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return info, err
+	}
+	n, err := newNode(ctx, cfg)
+	if err != nil {
+		return info, err
+	}
+	defer n.release()
+	if err := n.openFiles(); err != nil {
+		return info, err
+	}
+	tmp := filepath.Join(dir, "image.db")
+	if info, err = ReadImageFile(image, tmp); err != nil {
+		return info, err
+	}
+	if info.ClusterID != cfg.ClusterID {
+		return info, fmt.Errorf("%w: the snapshot is of cluster %s, this server of %s", ErrOtherCluster, info.ClusterID, cfg.ClusterID)
+	}
+	sum, size, err := sumFile(tmp)
+	if err != nil {
+		return info, err
+	}
+	m := &snapshotMeta{Format: state.ImageFormat, Index: 1, Term: 1, Config: raft.EncodeConfiguration(soleConfiguration(cfg.ServerID)), ConfigIndex: 1, Size: size, Sum: sum}
+	if err := n.snaps.add(m, tmp); err != nil {
+		return info, err
+	}
+	if err := n.stable.forget(1, 1); err != nil {
+		return info, err
+	}
+	id := n.identity.id
+	id.Recover, id.Epoch, id.Joined = true, max(epoch, info.Epoch), false
+	return info, n.identity.save(id)
+}

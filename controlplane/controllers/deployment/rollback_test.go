@@ -1,0 +1,224 @@
+package deployment
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"pgregory.net/rapid"
+
+	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/manifests"
+)
+
+// rollsBack asks for it, with a deadline of 30 s.
+func rollsBack(value string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) {
+		d.Annotations = map[string]string{manifests.AnnotationAutoRollback: value}
+		d.Spec.ProgressDeadlineSeconds = new(int32(30))
+	}
+}
+
+// healthy are the images that become ready.
+func healthy(p *corev1.Pod) bool {
+	i := p.Spec.Containers[0].Image
+	return i == "file:///app.wasm" || strings.HasPrefix(i, "file:///good")
+}
+
+func (c *cluster) ready() (n int) {
+	for _, p := range fixture.List[*corev1.Pod](c.World, fixture.Pod, "default") {
+		for _, cond := range p.Status.Conditions {
+			if cond.Type == corev1.PodReady && cond.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (c *cluster) image() string { return c.get().Spec.Template.Spec.Containers[0].Image }
+
+// TestRollbackThroughThreeBadVersions: each bad version is given up, one after
+// the other and in a row, and the good pods serve through all of it.
+func TestRollbackThroughThreeBadVersions(t *testing.T) {
+	for name, strategy := range map[string]*appsv1.RollingUpdateDeployment{
+		"default":          nil,
+		"all may go":       {MaxUnavailable: new(intstr.FromString("100%")), MaxSurge: new(intstr.FromInt32(0))},
+		"no more than one": {MaxUnavailable: new(intstr.FromInt32(1)), MaxSurge: new(intstr.FromInt32(0))},
+	} {
+		for n := range int32(4) {
+			t.Run(fmt.Sprintf("%s, %d", name, n+1), func(t *testing.T) {
+				c := newCluster(t)
+				c.Create(web(n+1, rollsBack("true"), func(d *appsv1.Deployment) {
+					if strategy != nil {
+						d.Spec.Strategy.RollingUpdate = strategy
+					}
+					d.Spec.RevisionHistoryLimit = new(int32(0))
+				}))
+				c.turns(4, healthy)
+				pass := func(turns int) {
+					t.Helper()
+					for range turns {
+						c.turn(healthy)
+						if c.ready() == 0 {
+							t.Fatal("no healthy pod is left")
+						}
+					}
+				}
+				for round := range 2 {
+					for bad := range 3 {
+						c.change(image(fmt.Sprintf("file:///bad%d-%d.wasm", round, bad)))
+						pass([]int{5, 45}[round]) // in a row, or each after the other's end
+					}
+					pass(60)
+					d := c.get()
+					if got := reason(d, conditionRolledBack); got != "True ProgressDeadlineExceeded" || c.image() != "file:///app.wasm" {
+						t.Fatalf("%s, image %s", got, c.image())
+					}
+					if s := d.Status; s.AvailableReplicas != n+1 || s.Replicas != n+1 || reason(d, appsv1.DeploymentProgressing) != "True NewReplicaSetAvailable" {
+						t.Fatalf("status %+v", s)
+					}
+				}
+				if got := len(c.Events.With("DeploymentRollback")); got != 4 {
+					t.Fatalf("%d events", got)
+				}
+				// A good one is rolled out, and the condition goes.
+				c.change(image("file:///good.wasm"))
+				pass(20)
+				if got := reason(c.get(), conditionRolledBack); got != "" || c.image() != "file:///good.wasm" || c.get().Annotations[manifests.AnnotationRolledBack] != "" {
+					t.Fatalf("%q, image %s, %v", got, c.image(), c.get().Annotations)
+				}
+				before := c.Machine.Snapshot().ResourceVersion()
+				c.Advance(time.Hour)
+				c.Settle(c.loops...)
+				if after := c.Machine.Snapshot().ResourceVersion(); after != before {
+					t.Fatalf("idle writes: %d -> %d", before, after)
+				}
+			})
+		}
+	}
+}
+
+// TestRollbackNeedsAGoodRevision: the first version of all, and one that the
+// user did not ask it for, stall as ever.
+func TestRollbackNeedsAGoodRevision(t *testing.T) {
+	for value, set := range map[string]func(*appsv1.Deployment){"true": image("file:///bad.wasm"), "false": image("file:///good.wasm")} {
+		c := newCluster(t)
+		c.Create(web(2, rollsBack(value), set))
+		c.turns(5, healthy)
+		c.change(image("file:///bad2.wasm"))
+		c.turns(60, healthy)
+		if d := c.get(); c.image() != "file:///bad2.wasm" || reason(d, appsv1.DeploymentProgressing) != "False ProgressDeadlineExceeded" || reason(d, conditionRolledBack) != "" {
+			t.Errorf("%s: image %s, %+v", value, c.image(), d.Status)
+		}
+	}
+}
+
+// TestRollbackWhenPodsCrash: with a percentage it does not take until the
+// deadline, and one crash is none.
+func TestRollbackWhenPodsCrash(t *testing.T) {
+	c := newCluster(t)
+	c.Create(web(4, rollsBack("50%")))
+	c.turns(4, healthy)
+	c.change(image("file:///bad.wasm"))
+	c.turns(3, healthy)
+	crash := func(times int32) {
+		for _, p := range fixture.List[*corev1.Pod](c.World, fixture.Pod, "default") {
+			if healthy(p) {
+				continue
+			}
+			fixture.Change(c.World, fixture.Pod, "default", p.Name, registry.Status, func(p *corev1.Pod) {
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", RestartCount: times - 1,
+					State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+					LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}}}}
+			})
+		}
+		c.Advance(look)
+		c.Settle(c.loops...)
+	}
+	crash(1)
+	if c.image() != "file:///bad.wasm" {
+		t.Fatal("rolled back after one crash")
+	}
+	crash(2)
+	if c.image() != "file:///app.wasm" {
+		t.Fatalf("not rolled back: %+v", c.get().Status)
+	}
+	c.turns(6, healthy)
+	if got := reason(c.get(), conditionRolledBack); got != "True PodsFailing" {
+		t.Fatal(got)
+	}
+}
+
+// From any half-done state and with the controllers killed between any two
+// writes: bad versions are left, good ones kept, the last healthy pod is never
+// taken, and there are never too many.
+func TestRollbackThroughKills(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		c := newCluster(t)
+		n := rapid.Int32Range(1, 4).Draw(rt, "replicas")
+		surge, unavailable := rapid.Int32Range(0, 2).Draw(rt, "surge"), rapid.Int32Range(0, n).Draw(rt, "unavailable")
+		if surge+unavailable == 0 {
+			surge = 1
+		}
+		c.Create(web(n, rollsBack("true"), func(d *appsv1.Deployment) {
+			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: new(intstr.FromInt32(unavailable)), MaxSurge: new(intstr.FromInt32(surge))}
+			d.Spec.RevisionHistoryLimit = new(rapid.Int32Range(0, 2).Draw(rt, "history"))
+		}))
+		c.turns(4, healthy)
+		var broken error // found in a goroutine of a controller
+		check := func() {
+			if c.ready() == 0 {
+				broken = fmt.Errorf("no healthy pod is left")
+			}
+			living := 0
+			for _, p := range fixture.List[*corev1.Pod](c.World, fixture.Pod, "default") {
+				if p.DeletionTimestamp == nil {
+					living++
+				}
+			}
+			if most := maxReplicas(c.get()); living > int(most) {
+				broken = fmt.Errorf("%d pods, at most %d", living, most)
+			}
+		}
+		version := 0
+		for range rapid.IntRange(4, 24).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 5).Draw(rt, "step") {
+			case 0, 1:
+				env := c.Killed(rapid.IntRange(0, 8).Draw(rt, "writes"), check)
+				c.Try(env, New(env), replicaset.New(env))
+			case 2:
+				c.BindAll("n1")
+				c.Report(healthy)
+			case 3:
+				c.Advance(time.Duration(rapid.IntRange(1, 40).Draw(rt, "seconds")) * time.Second)
+			case 4, 5:
+				kind := rapid.SampledFrom([]string{"bad", "bad", "good"}).Draw(rt, "version")
+				if rapid.Bool().Draw(rt, "new") {
+					version++
+				}
+				c.change(image(fmt.Sprintf("file:///%s%d.wasm", kind, version)))
+			}
+			if check(); broken != nil {
+				rt.Fatal(broken)
+			}
+		}
+		last := c.image() // a good one, too, is left when its pods take too long
+		for range 110 {
+			c.turn(healthy)
+			if check(); broken != nil {
+				rt.Fatal(broken)
+			}
+		}
+		d := c.get()
+		if s := d.Status; s.AvailableReplicas != n || s.Replicas != n || !healthy(&corev1.Pod{Spec: d.Spec.Template.Spec}) {
+			rt.Fatalf("image %s, was %s: %+v", c.image(), last, s)
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package nodelifecycle
+
+import (
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
+)
+
+// A node that came back since the last look at the leases is not called
+// Unknown again: its connection puts that right at once, and both would go on
+// until the next look.
+func TestNoWordAgainstALivingNode(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n")
+	leases := &fakeLeases{m: map[string]LeaseInfo{"n": {Expired: true}}}
+	c := newForTest(w, leases)
+	leases.set("n", LeaseInfo{Stale: true})
+	before := w.Machine.Snapshot().ResourceVersion()
+	w.Settle(c)
+	if after := w.Machine.Snapshot().ResourceVersion(); after != before {
+		t.Fatalf("%d writes about a node that is back", after-before)
+	}
+	leases.set("n", LeaseInfo{Expired: true})
+	w.Settle(c)
+	if n := fixture.Get[*corev1.Node](w, fixture.Node, "", "n"); n.Status.Conditions[0].Status != corev1.ConditionUnknown {
+		t.Fatalf("conditions %+v", n.Status.Conditions)
+	}
+}
+
+// A pod whose node reports it ready before the mark was taken away loses the
+// mark too, and is kept rather than its replacement.
+func TestReadyPodLosesItsMark(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n1")
+	w.AddNode("n2")
+	one := int32(1)
+	tpl := fixture.Template("a")
+	w.Create(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"},
+		Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}})
+	sets := replicaset.New(w.Env())
+	w.Settle(sets)
+	w.BindAll("n1")
+	w.Report(nil)
+	leases := &fakeLeases{m: map[string]LeaseInfo{"n1": {Expired: true}, "n2": {}}}
+	c, nodes := newLooking(w, leases)
+	w.Settle(nodes, sets)
+	original := podsByNode(w)["n1"][0]
+	if !lost.Is(original) {
+		t.Fatalf("not lost: %+v", original.Status.Conditions)
+	}
+	w.BindAll("n2")
+	w.Silent["n1"] = true
+	w.Report(nil)
+	w.Settle(sets)
+
+	// The node is back, and its report comes first.
+	leases.set("n1", LeaseInfo{})
+	c.look(time.Now())
+	w.Settle(nodes) // the taints go
+	original = podsByNode(w)["n1"][0]
+	fixture.Change(w, fixture.Pod, "default", original.Name, "status", func(p *corev1.Pod) {
+		lost.SetStatus(&p.Status, "n1", w.Now())
+		p.Annotations = map[string]string{lost.SinceAnnotation: "then"}
+	})
+	w.SetReady(original, true)
+	w.Settle(sets)
+	if by := podsByNode(w); len(by["n1"]) != 1 || len(by["n2"]) != 0 {
+		t.Fatalf("%d originals and %d replacements are left", len(by["n1"]), len(by["n2"]))
+	}
+	w.Settle(nodes)
+	if p := podsByNode(w)["n1"][0]; lost.Is(p) || p.Annotations[lost.SinceAnnotation] != "" {
+		t.Fatalf("still marked: %+v %v", p.Status.Conditions, p.Annotations)
+	}
+}

@@ -1,0 +1,102 @@
+package statefulset
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
+	"github.com/dunlin-project/dunlin/controlplane/events"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+)
+
+// PodsUnreachable is the condition that names pods on silent nodes, which the
+// set waits for.
+const PodsUnreachable appsv1.StatefulSetConditionType = "PodsUnreachable"
+
+// computeStatus counts, as upstream does.
+func (r *round) computeStatus() appsv1.StatefulSetStatus {
+	st := appsv1.StatefulSetStatus{ObservedGeneration: r.set.Generation, CollisionCount: r.set.Status.CollisionCount,
+		CurrentRevision: r.before.Name, UpdateRevision: r.h.Current.Name}
+	for _, list := range [][]replica{r.replicas, r.condemned} {
+		for i := range list {
+			x := &list[i]
+			if !x.exists {
+				continue
+			}
+			st.Replicas++
+			if x.ready {
+				st.ReadyReplicas++
+			}
+			if x.available {
+				st.AvailableReplicas++
+			}
+			if x.leaving {
+				continue
+			}
+			if r.recs[x.name].Header.Labels[appsv1.ControllerRevisionHashLabelKey] == st.CurrentRevision {
+				st.CurrentReplicas++
+			}
+			if x.current {
+				st.UpdatedReplicas++
+			}
+		}
+	}
+	if n := *r.set.Spec.Replicas; st.UpdatedReplicas == n && st.ReadyReplicas == n && st.Replicas == n {
+		st.CurrentRevision, st.CurrentReplicas = st.UpdateRevision, st.UpdatedReplicas
+	}
+	for _, c := range r.set.Status.Conditions {
+		if c.Type != PodsUnreachable {
+			st.Conditions = append(st.Conditions, c)
+		}
+	}
+	if len(r.away) > 0 {
+		st.Conditions = append(st.Conditions, unreachable(r.set.Status.Conditions, r.away, r.now))
+	}
+	return st
+}
+
+func unreachable(old []appsv1.StatefulSetCondition, pods []string, now time.Time) appsv1.StatefulSetCondition {
+	c := appsv1.StatefulSetCondition{Type: PodsUnreachable, Status: corev1.ConditionTrue, Reason: "NodeUnreachable", LastTransitionTime: metav1.NewTime(now).Rfc3339Copy(),
+		Message: fmt.Sprintf("%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead (taint node.kubernetes.io/out-of-service=:NoExecute), or delete the pod by force if it surely runs no more",
+			strings.Join(pods, ", "))}
+	for _, o := range old {
+		if o.Type == PodsUnreachable {
+			c.LastTransitionTime = o.LastTransitionTime
+		}
+	}
+	return c
+}
+
+func (r *round) writeStatus(ctx context.Context) error {
+	st := r.computeStatus()
+	if apiequality.Semantic.DeepEqual(st, r.set.Status) {
+		return nil
+	}
+	_, err := r.c.env.Store.Update(ctx, gk, r.set.Namespace, r.set.Name, registry.Status, func(cur runtime.Object) (runtime.Object, error) {
+		s, ok := cur.(*appsv1.StatefulSet)
+		if !ok || s.UID != r.set.UID {
+			return nil, loop.ErrMoved
+		}
+		s.Status = st
+		return s, nil
+	}, r.c.env.Write())
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	if len(r.away) > 0 && len(st.Conditions) != len(r.set.Status.Conditions) {
+		r.note(events.Warning, "PodsUnreachable", "%s", st.Conditions[len(st.Conditions)-1].Message)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package controlplane
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/dunlin-project/dunlin/controlplane/api/auth"
+	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/internal/atomicfile"
+)
+
+// issuer loads or makes the key that signs ServiceAccount tokens.
+func (s *Server) issuer(dir string) (*auth.Issuer, error) {
+	key, err := loadOrCreateKey(filepath.Join(dir, "service-account.key"))
+	if err != nil {
+		return nil, err
+	}
+	return auth.NewIssuer(auth.IssuerConfig{Key: key, Clock: s.cfg.Clock})
+}
+
+func loadOrCreateKey(path string) (*ecdsa.PrivateKey, error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		if block, _ := pem.Decode(b); block != nil {
+			if k, err := x509.ParseECPrivateKey(block.Bytes); err == nil {
+				return k, nil
+			}
+		}
+		// Damaged: tokens are re-issued on their own, so a new key mends it.
+		if _, err := atomicfile.Quarantine(path); err != nil {
+			return nil, err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read key: %w", err)
+	}
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	der, err := x509.MarshalECPrivateKey(k)
+	if err != nil {
+		return nil, fmt.Errorf("encode key: %w", err)
+	}
+	return k, atomicfile.WriteRaw(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
+}
+
+// loadSealer reads or makes the key that seals Secrets. It lies beside the
+// state and never passes through Raft, so that log, snapshots and backups
+// hold no Secret in clear. It is kept twice: without it the Secrets are lost.
+func loadSealer(path string) (*registry.Sealer, error) {
+	copies := []string{path, path + ".copy"}
+	key, good, err := readCopies(copies, registry.SealKeySize)
+	if err != nil {
+		return nil, fmt.Errorf("seal key: %w", err)
+	}
+	if key == nil {
+		key = make([]byte, registry.SealKeySize)
+		if _, err := rand.Read(key); err != nil {
+			return nil, fmt.Errorf("random: %w", err)
+		}
+	}
+	for i := 0; good < len(copies) && i < len(copies); i++ {
+		if err := atomicfile.Write(copies[i], key, 0o600); err != nil {
+			return nil, fmt.Errorf("seal key: %w", err)
+		}
+	}
+	return registry.NewSealer(key)
+}
+
+// readSealKey reads the key from one of its copies.
+func readSealKey(path string) ([]byte, error) {
+	key, _, err := readCopies([]string{path, path + ".copy"}, registry.SealKeySize)
+	if err == nil && key == nil {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, fmt.Errorf("seal key: %w", err)
+	}
+	return key, nil
+}
+
+// readCopies reads a record of a known size that is kept more than once; good
+// says how many copies are. nil is none.
+func readCopies(copies []string, size int) (found []byte, good int, err error) {
+	for _, p := range copies {
+		b, err := atomicfile.Read(p)
+		switch {
+		case err == nil && len(b) == size:
+			found = b
+			good++
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, atomicfile.ErrCorrupt):
+			return nil, 0, err
+		}
+	}
+	return found, good, nil
+}
+
+// loadIdentity reads or makes the ids of this server and of a new cluster.
+// They are kept twice, since nothing else can replace them.
+func loadIdentity(dir string) (identity, error) {
+	copies := identityFiles(dir)
+	found, good, err := readCopies(copies, 64)
+	if err != nil {
+		return identity{}, fmt.Errorf("server id: %w", err)
+	}
+	if found == nil {
+		var r [32]byte
+		if _, err := rand.Read(r[:]); err != nil {
+			return identity{}, fmt.Errorf("random: %w", err)
+		}
+		found = []byte(hex.EncodeToString(r[:]))
+	}
+	id := identity{server: string(found[:32]), cluster: string(found[32:])}
+	if good == len(copies) {
+		return id, nil
+	}
+	return id, saveIdentity(dir, id)
+}
+
+func identityFiles(dir string) []string {
+	return []string{filepath.Join(dir, "server-id"), filepath.Join(dir, "server-id.copy")}
+}
+
+// hasIdentity says whether the folder is a server's already.
+func hasIdentity(dir string) (bool, error) {
+	found, _, err := readCopies(identityFiles(dir), 64)
+	return found != nil, err
+}
+
+func saveIdentity(dir string, id identity) error {
+	for _, p := range identityFiles(dir) {
+		if err := atomicfile.Write(p, []byte(id.server+id.cluster), 0o600); err != nil {
+			return fmt.Errorf("server id: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/dunlin-project/dunlin/controlplane/consensus"
+	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/pki"
+)
+
+// offline is the configuration of the consensus folder of a server that does
+// not run.
+func offline(stateDir string, log *slog.Logger) (consensus.Config, error) {
+	have, err := hasIdentity(stateDir)
+	if err != nil {
+		return consensus.Config{}, fmt.Errorf("server id: %w", err)
+	}
+	if !have {
+		return consensus.Config{}, fmt.Errorf("%s is no server's state folder; give --state-dir", stateDir)
+	}
+	id, err := loadIdentity(stateDir)
+	if err != nil {
+		return consensus.Config{}, err
+	}
+	ca, err := pki.LoadCA(filepath.Join(stateDir, "pki"), clock.System)
+	if err != nil {
+		return consensus.Config{}, err
+	}
+	return consensus.Config{
+		Dir: filepath.Join(stateDir, "raft"), ClusterID: ca.ClusterID(), ExpectClusterID: ca.ClusterID(), ServerID: id.server, Log: log,
+	}, nil
+}
+
+// Recover makes the server of a state folder, which must not run, the only
+// one of its cluster, in a new recovery epoch: its state and its keys stay, so
+// that nodes, which trust the authority, come back by themselves.
+func Recover(ctx context.Context, stateDir string, log *slog.Logger) (consensus.Recovered, error) {
+	cfg, err := offline(stateDir, log)
+	if err != nil {
+		return consensus.Recovered{}, err
+	}
+	return consensus.Recover(ctx, cfg)
+}
+
+// Restore replaces the state of a server, which must not run, by a snapshot;
+// otherwise as Recover.
+func Restore(ctx context.Context, stateDir, snapshot string, log *slog.Logger) (consensus.Recovered, error) {
+	cfg, err := offline(stateDir, log)
+	if err != nil {
+		return consensus.Recovered{}, err
+	}
+	return consensus.Restore(ctx, cfg, snapshot)
+}
+
+// epochKey of the list of servers is the recovery epoch that it is of.
+const epochKey = "epoch"
+
+// afterRecovery takes what was lost in a recovery off the list of servers:
+// whoever is not in Raft's configuration when a new epoch begins. On the
+// leader.
+func (s *Server) afterRecovery(ctx context.Context) error {
+	epoch := s.raft.Epoch()
+	if s.servers().epoch >= epoch {
+		return nil
+	}
+	members, _, err := s.raft.Members()
+	if err != nil {
+		return err
+	}
+	stays := map[string]bool{}
+	for _, m := range members {
+		stays[m.ID] = true
+	}
+	stamp := s.cfg.Clock.Now().UTC().Format(time.RFC3339)
+	return s.changeServers(ctx, func(data map[string]string) {
+		for id := range decodeServers(data).entries {
+			if !stays[id] {
+				s.log.Warn("a server was left behind by a recovery", "id", id, "epoch", epoch)
+				delete(data, id)
+				data[removedPrefix+id] = stamp
+			}
+		}
+		data[epochKey] = strconv.FormatUint(epoch, 10)
+	})
+}
+
+// SnapshotPath is where an administrator gets the whole state as a file.
+const SnapshotPath = "/dunlin.dev/v1/snapshot"
+
+// getSnapshot writes the state as of now. Secrets in it are sealed; the key is
+// not in it.
+func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+	defer cancel()
+	if err := s.writes.Barrier(ctx); err != nil {
+		// What is here is worth saving all the more.
+		w.Header().Add("Warning", `299 - "this snapshot may be out of date: no server leads"`)
+	}
+	dir, err := os.MkdirTemp(s.cfg.StateDir, "snapshot-")
+	if err != nil {
+		writeStatus(w, apierrors.NewInternalError(err))
+		return
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Hour))
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if err := consensus.WriteImage(s.raft.State().Image(), dir, w); err != nil {
+		s.log.Warn("snapshot not sent", "err", err)
+		panic(http.ErrAbortHandler) // the client sees that it is cut short
+	}
+}

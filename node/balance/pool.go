@@ -1,0 +1,156 @@
+package balance
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// TargetKey names one port of a Service.
+type TargetKey struct{ Service, Port, Protocol string }
+
+// Pool is the service table with the targets and backends that follow from
+// it. Its owner guards it.
+type Pool struct {
+	Tables  *Tables
+	Targets map[TargetKey]*Target
+
+	backends map[netip.AddrPort]*Backend
+	users    map[string][]TargetKey // service: its targets
+}
+
+// NewPool makes an empty one.
+func NewPool() *Pool {
+	return &Pool{Tables: newTables(), Targets: map[TargetKey]*Target{}, backends: map[netip.AddrPort]*Backend{}, users: map[string][]TargetKey{}}
+}
+
+// Retain drops what a full feed did not name: items that went while the agent
+// was away. It returns the Services that changed.
+func (p *Pool) Retain(keys map[string]bool) (changed []string) {
+	for name := range p.Tables.Services {
+		if !keys[wire.ItemService+name] {
+			changed = append(changed, p.Tables.Remove(wire.ItemService+name))
+		}
+	}
+	for slice := range p.Tables.owner {
+		if !keys[wire.ItemSlice+slice] {
+			changed = append(changed, p.Tables.Remove(wire.ItemSlice+slice))
+		}
+	}
+	return changed
+}
+
+// Rebuild computes the targets of a Service anew, as node, in zone, sees them.
+func (p *Pool) Rebuild(name, node, zone string) {
+	svc := p.Tables.Services[name]
+	old := p.users[name]
+	delete(p.users, name)
+	if svc != nil {
+		for i := range svc.Ports {
+			port := &svc.Ports[i]
+			k := TargetKey{name, port.Name, port.Protocol}
+			t := p.Targets[k]
+			if t == nil {
+				t = newTarget()
+				p.Targets[k] = t
+			}
+			t.set(svc, p.choices(name, port, node, zone))
+			p.users[name] = append(p.users[name], k)
+		}
+	}
+	for _, k := range old {
+		if !slices.Contains(p.users[name], k) {
+			delete(p.Targets, k)
+		}
+	}
+}
+
+// choices are the endpoints of one port.
+func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) []choice {
+	var out []choice
+	seen := map[netip.AddrPort]bool{}
+	for _, sl := range p.Tables.Slices[name] {
+		number := uint16(0)
+		for i := range sl.Ports {
+			if sl.Ports[i].Name == port.Name && sl.Ports[i].Protocol == port.Protocol {
+				number = sl.Ports[i].Port
+			}
+		}
+		if number == 0 {
+			continue
+		}
+		for i := range sl.Endpoints {
+			ep := &sl.Endpoints[i]
+			ip, ok := netip.AddrFromSlice(ep.Address)
+			if !ok || seen[netip.AddrPortFrom(ip, number)] {
+				continue
+			}
+			a := netip.AddrPortFrom(ip, number)
+			seen[a] = true
+			b := p.backends[a]
+			if b == nil {
+				b = &Backend{Addr: a, conns: map[*Flow]struct{}{}}
+				p.backends[a] = b
+			}
+			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(max(ep.Weight, 1)), state: ep.State})
+		}
+	}
+	slices.SortFunc(out, func(a, b choice) int { return a.b.Addr.Compare(b.b.Addr) })
+	return out
+}
+
+func tierOf(ep *wire.Endpoint, node, zone string) tier {
+	switch {
+	case ep.Node != "" && ep.Node == node:
+		return sameNode
+	case ep.Zone == zone || (ep.Zone == "" && zone == "default"):
+		return sameZone
+	}
+	return elsewhere
+}
+
+// Sweep finds the backends that drain, and forgets those that nobody uses.
+func (p *Pool) Sweep() (draining bool) {
+	live := map[*Backend]bool{}
+	for _, t := range p.Targets {
+		t.mu.Lock()
+		for _, c := range t.choices {
+			live[c.b] = live[c.b] || c.state&wire.EndpointTerminating == 0
+		}
+		t.mu.Unlock()
+	}
+	for a, b := range p.backends {
+		stays, named := live[b]
+		b.mu.Lock()
+		draining = draining || (!b.draining && !stays)
+		b.draining = !stays
+		unused := len(b.conns) == 0
+		b.mu.Unlock()
+		if !named && unused {
+			delete(p.backends, a)
+		}
+	}
+	return draining
+}
+
+// Backends lists them all.
+func (p *Pool) Backends() []*Backend {
+	list := make([]*Backend, 0, len(p.backends))
+	for _, b := range p.backends {
+		list = append(list, b)
+	}
+	return list
+}
+
+// Here counts the ready endpoints of this node.
+func (t *Target) Here() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.choices {
+		if c.tier == sameNode && c.state&wire.EndpointReady != 0 {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,264 @@
+package balance
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// Backend is one endpoint's address and port, shared by all Services that
+// lead there. It lives as long as a Service names it or a connection uses it.
+type Backend struct {
+	Addr   netip.AddrPort
+	Active atomic.Int64 // connections or requests
+	failed atomic.Int64 // Unix nanoseconds until which it is the last choice
+
+	mu       sync.Mutex
+	conns    map[*Flow]struct{}
+	draining bool // no Service sends new connections
+}
+
+// Fail makes it the last choice for a moment: it could not be reached.
+func (b *Backend) Fail(now time.Time) { b.failed.Store(now.Add(failedFor).UnixNano()) }
+
+// Add counts a connection.
+func (b *Backend) Add(f *Flow) {
+	b.Active.Add(1)
+	b.mu.Lock()
+	b.conns[f] = struct{}{}
+	b.mu.Unlock()
+}
+
+// Remove is the end of one that was added.
+func (b *Backend) Remove(f *Flow) {
+	b.Active.Add(-1)
+	b.mu.Lock()
+	delete(b.conns, f)
+	b.mu.Unlock()
+}
+
+// Draining says whether no Service sends new connections there.
+func (b *Backend) Draining() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.draining
+}
+
+// Flow is one connection of a client to a backend.
+type Flow struct {
+	Moved atomic.Int64 // Unix nanoseconds at which bytes last moved
+	End   func()       // closes both sides
+}
+
+// Idle takes the connections that shall end: those of a backend that gets no
+// new ones, through which nothing passed for a while.
+func (b *Backend) Idle(now time.Time) (out []*Flow) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.draining {
+		return nil
+	}
+	for f := range b.conns {
+		if now.UnixNano()-f.Moved.Load() > int64(IdleFor) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// choice is a backend as one Service's port sees it.
+type choice struct {
+	b      *Backend
+	tier   tier
+	weight float64
+	state  uint8
+}
+
+// Target is one port of a Service: what a listener leads to.
+type Target struct {
+	mu       sync.Mutex
+	svc      *wire.Service
+	choices  []choice
+	pass     map[*Backend]float64
+	affinity map[netip.Addr]sticky
+}
+
+// sticky is a client that stays with a backend.
+type sticky struct {
+	b     *Backend
+	until time.Time
+}
+
+// maxSticky bounds the clients that one port of a Service remembers.
+const maxSticky = 16384
+
+func newTarget() *Target { return &Target{pass: map[*Backend]float64{}} }
+
+// set replaces what the target leads to.
+func (t *Target) set(svc *wire.Service, choices []choice) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.svc, t.choices = svc, choices
+	// A newcomer starts where the others are, or it would get all until then.
+	least, known := 0.0, false
+	for _, c := range choices {
+		if p, ok := t.pass[c.b]; ok && (!known || p < least) {
+			least, known = p, true
+		}
+	}
+	next := make(map[*Backend]float64, len(choices))
+	for _, c := range choices {
+		p, ok := t.pass[c.b]
+		if !ok {
+			p = least
+		}
+		next[c.b] = p
+	}
+	t.pass = next
+	if svc.AffinitySeconds == 0 {
+		t.affinity = nil
+	}
+}
+
+// local says whether only endpoints of this node may be used.
+func (t *Target) local(external bool) bool {
+	if external {
+		return t.svc.ExternalLocal
+	}
+	return t.svc.InternalLocal
+}
+
+func (t *Target) candidates(now time.Time, tried map[*Backend]bool) []candidate {
+	out := make([]candidate, len(t.choices))
+	for i, c := range t.choices {
+		out[i] = candidate{tier: c.tier, weight: c.weight, state: c.state, active: int(c.b.Active.Load()),
+			pass: t.pass[c.b], failed: c.b.failed.Load() > now.UnixNano(), tried: tried[c.b]}
+	}
+	return out
+}
+
+// Reachable says whether there is anything to connect to.
+func (t *Target) Reachable(external bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return reachable(t.candidates(time.Now(), nil), t.local(external))
+}
+
+// Pick chooses the backend of a client's new connection; nil is none.
+func (t *Target) Pick(client netip.Addr, external bool, tried map[*Backend]bool) *Backend {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := t.candidates(now, tried)
+	if t.svc.AffinitySeconds > 0 {
+		if s, ok := t.affinity[client]; ok && now.Before(s.until) {
+			for i := range list {
+				if t.choices[i].b == s.b && !list[i].tried && choose(list[i:i+1], wire.TrafficDefault, t.local(external)) == 0 && list[i].state&wire.EndpointReady != 0 {
+					t.stick(client, s.b, now)
+					return s.b
+				}
+			}
+		}
+	}
+	i := choose(list, t.svc.Traffic, t.local(external))
+	if i < 0 {
+		return nil
+	}
+	b := t.choices[i].b
+	t.pass[b] += 1 / t.choices[i].weight
+	if t.svc.AffinitySeconds > 0 {
+		t.stick(client, b, now)
+	}
+	return b
+}
+
+// stick remembers a client's backend; t.mu is held.
+func (t *Target) stick(client netip.Addr, b *Backend, now time.Time) {
+	if t.affinity == nil {
+		t.affinity = map[netip.Addr]sticky{}
+	}
+	if len(t.affinity) >= maxSticky {
+		for k, s := range t.affinity {
+			if now.After(s.until) || len(t.affinity) >= maxSticky {
+				delete(t.affinity, k)
+			}
+		}
+	}
+	t.affinity[client] = sticky{b, now.Add(time.Duration(t.svc.AffinitySeconds) * time.Second)}
+}
+
+// Tables is the service table, decoded.
+type Tables struct {
+	Network  wire.ClusterNetwork
+	Services map[string]*wire.Service          // by namespace/name
+	Slices   map[string]map[string]*wire.Slice // by namespace/name of the Service, then of the slice
+	owner    map[string]string                 // slice: namespace/name of its Service
+}
+
+func newTables() *Tables {
+	return &Tables{Services: map[string]*wire.Service{}, Slices: map[string]map[string]*wire.Slice{}, owner: map[string]string{}}
+}
+
+// Put takes an item and names the Service that it is about; "" is none.
+func (t *Tables) Put(key string, data []byte) (service string, err error) {
+	switch {
+	case key == wire.ItemNetwork:
+		var n wire.ClusterNetwork
+		if err := wire.DecodeItem(data, &n); err != nil {
+			return "", err
+		}
+		t.Network = n
+		return "", nil
+	case strings.HasPrefix(key, wire.ItemService):
+		s := new(wire.Service)
+		if err := wire.DecodeItem(data, s); err != nil {
+			return "", fmt.Errorf("%s: %w", key, err)
+		}
+		name := key[len(wire.ItemService):]
+		t.Services[name] = s
+		return name, nil
+	case strings.HasPrefix(key, wire.ItemSlice):
+		s := new(wire.Slice)
+		if err := wire.DecodeItem(data, s); err != nil {
+			return "", fmt.Errorf("%s: %w", key, err)
+		}
+		slice := key[len(wire.ItemSlice):]
+		namespace, _, _ := strings.Cut(slice, "/")
+		t.removeSlice(slice)
+		name := namespace + "/" + s.Service
+		if t.Slices[name] == nil {
+			t.Slices[name] = map[string]*wire.Slice{}
+		}
+		t.Slices[name][slice], t.owner[slice] = s, name
+		return name, nil
+	}
+	return "", nil // nodes, and what newer servers send
+}
+
+// Remove drops an item and names the Service that it was about; "" is none.
+func (t *Tables) Remove(key string) (service string) {
+	if name, ok := strings.CutPrefix(key, wire.ItemService); ok {
+		delete(t.Services, name)
+		return name
+	}
+	if slice, ok := strings.CutPrefix(key, wire.ItemSlice); ok {
+		return t.removeSlice(slice)
+	}
+	return ""
+}
+
+func (t *Tables) removeSlice(slice string) string {
+	name := t.owner[slice]
+	delete(t.owner, slice)
+	if m := t.Slices[name]; m != nil {
+		if delete(m, slice); len(m) == 0 {
+			delete(t.Slices, name)
+		}
+	}
+	return name
+}

@@ -1,0 +1,116 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// A pod with a stop deadline S stops by itself once no renewal of the node's
+// lease was acknowledged for S, counted from when the last one was sent, and
+// is not started then. What stops it is the process that survives the agent
+// (workload.Extender); the agent only moves the deadline, and never past what
+// the last acknowledgement allows. All times are the machine's since its boot,
+// so a machine that slept has lost them.
+
+// extendEvery is how often it is looked whether the lease was renewed.
+const extendEvery = 2 * time.Second
+
+// stopLeft is how long a pod with stop deadline s may run on; not positive is
+// not at all. sent is when the last acknowledged renewal was sent, known is
+// false if there was none since the agent started. Pure.
+func stopLeft(s, sent, now time.Duration, known bool) time.Duration {
+	if !known || sent > now {
+		return 0
+	}
+	return s - (now - sent)
+}
+
+func (a *Agent) stopLeft(s time.Duration) time.Duration {
+	if a.c.Contact == nil {
+		return 0
+	}
+	sent, known := a.c.Contact()
+	return stopLeft(s, sent, a.c.Elapsed(), known)
+}
+
+// limitStart gives a container that is about to start its deadline, or says
+// why it may not.
+func (w *worker) limitStart(spec *workload.Spec) error {
+	s := spec.StopDeadline
+	if s == 0 {
+		return nil
+	}
+	if _, ok := w.rt.(workload.Extender); !ok {
+		return &workload.StartError{Reason: "CreateContainerConfigError", Fatal: true,
+			Message: fmt.Sprintf("annotation %s: the runtime %s cannot stop a container by itself", manifests.AnnotationStopDeadline, w.rt.Name())}
+	}
+	if spec.StopDeadline = w.a.stopLeft(s); spec.StopDeadline <= 0 {
+		return &workload.StartError{Reason: "Disconnected",
+			Message: fmt.Sprintf("no server answered for %s (annotation %s), so the pod may run elsewhere: it starts once one answers", s, manifests.AnnotationStopDeadline)}
+	}
+	return nil
+}
+
+// extend moves one container's deadline to what the last acknowledgement
+// allows.
+func (w *worker) extend(ctx context.Context, id workload.ID, s time.Duration) {
+	x, ok := w.rt.(workload.Extender)
+	left := w.a.stopLeft(s)
+	if !ok || left <= 0 {
+		return // its own deadline stands
+	}
+	if err := x.Extend(ctx, id, left); err != nil && ctx.Err() == nil {
+		w.log.Debug("stop deadline not moved", "container", id.Container, "err", err) // it has ended, or the next one does it
+	}
+}
+
+// extendAll moves the deadlines of all that runs of the pod; it does not wait.
+func (w *worker) extendAll(ctx context.Context) {
+	s, err := manifests.StopDeadline(w.state.pod)
+	if err != nil || s == 0 || w.rt == nil || w.state.over() {
+		return
+	}
+	for i := range w.state.ctrs {
+		if c := &w.state.ctrs[i]; c.running() {
+			id := w.state.id(i)
+			w.ops.Go(func() { w.extend(ctx, id, s) })
+		}
+	}
+}
+
+// contactLoop tells workers of pods with a stop deadline when the lease was
+// renewed. When it is renewed after a silence, what waited for that is tried
+// at once.
+func (a *Agent) contactLoop(ctx context.Context) {
+	t := time.NewTicker(extendEvery)
+	defer t.Stop()
+	var last time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		sent, known := a.c.Contact()
+		if !known || sent == last {
+			continue
+		}
+		back := last == 0 || sent-last > 4*extendEvery
+		last = sent
+		a.mu.RLock()
+		var list []*worker
+		for _, i := range a.known {
+			if i.worker != nil && i.assigned != nil && i.assigned.Annotations[manifests.AnnotationStopDeadline] != "" {
+				list = append(list, i.worker)
+			}
+		}
+		a.mu.RUnlock()
+		for _, w := range list {
+			w.box.tell(func(m *mailbox) { m.extend, m.refs = true, m.refs || back })
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package node
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"pgregory.net/rapid"
+
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// However renewals, looks and sleeps of the machine come, a pod never runs
+// longer than its deadline after the last acknowledged renewal was sent, and
+// while one is acknowledged in time it never stops.
+func TestStopLeft(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := time.Duration(rapid.Int64Range(int64(10*time.Second), int64(time.Hour)).Draw(t, "deadline"))
+		now := time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "boot"))
+		sent, known := time.Duration(0), false
+		end := time.Duration(-1) // when the container stops; -1 is not started
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			now += time.Duration(rapid.Int64Range(0, int64(s)).Draw(t, "passes"))
+			if end >= 0 && now >= end {
+				if known && now-sent < s && end-sent < s {
+					t.Fatalf("it stopped at %s, and a renewal of %s was acknowledged", end, sent)
+				}
+				end = -1
+			}
+			switch rapid.SampledFrom([]string{"ack", "extend", "start", "agent restarts"}).Draw(t, "what") {
+			case "ack":
+				// Sent a little ago, and the container was told meanwhile or is now.
+				sent, known = max(sent, now-time.Duration(rapid.Int64Range(0, int64(time.Second)).Draw(t, "travel"))), true
+				if left := stopLeft(s, sent, now, known); end >= 0 && left > 0 {
+					end = now + left
+				}
+			case "extend":
+				if left := stopLeft(s, sent, now, known); end >= 0 && left > 0 {
+					end = now + left
+				}
+			case "start":
+				if left := stopLeft(s, sent, now, known); end < 0 && left > 0 {
+					end = now + left
+				}
+			case "agent restarts": // and does not know what was acknowledged before
+				known = false
+			}
+			if end >= 0 && end > sent+s {
+				t.Fatalf("it would run until %s; last acknowledged %s, deadline %s", end, sent, s)
+			}
+		}
+	})
+	for name, c := range map[string]struct {
+		sent, now time.Duration
+		known     bool
+		want      time.Duration
+	}{
+		"never acknowledged": {0, time.Minute, false, 0},
+		"just now":           {time.Minute, time.Minute, true, time.Minute},
+		"long ago":           {time.Minute, time.Hour, true, 2*time.Minute - time.Hour},
+		"another boot":       {time.Hour, time.Minute, true, 0},
+	} {
+		if got := stopLeft(time.Minute, c.sent, c.now, c.known); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// mortal is a runtime whose containers have stop deadlines, which they keep
+// themselves: nothing of the agent's life changes them.
+type mortal struct {
+	*stubRuntime
+	mu  sync.Mutex
+	end map[workload.ID]*time.Timer
+}
+
+func (m *mortal) Start(ctx context.Context, s workload.Spec) (workload.State, error) {
+	st, err := m.stubRuntime.Start(ctx, s)
+	if err == nil && s.StopDeadline > 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.end[s.ID] == nil {
+			m.end[s.ID] = time.AfterFunc(s.StopDeadline, func() { m.stubRuntime.end(s.ID, 137, "DeadlineExceeded") })
+		}
+	}
+	return st, err
+}
+
+// Extend implements workload.Extender.
+func (m *mortal) Extend(_ context.Context, id workload.ID, until time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.end[id] != nil {
+		m.end[id].Reset(until)
+	}
+	return nil
+}
+
+// TestStopDeadline: a pod with a stop deadline runs while the lease is
+// renewed, stops by itself after the deadline, agent or not, is not started
+// before a server answers, and says why; one without runs on.
+func TestStopDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		m := &mortal{stubRuntime: b.rt, end: map[workload.ID]*time.Timer{}}
+		b.c.Runtimes = map[string]workload.Runtime{wasmHandler: m}
+		boot := time.Now()
+		b.c.Elapsed = func() time.Duration { return time.Hour + time.Since(boot) }
+		var mu sync.Mutex
+		connected, known, sent := true, true, time.Duration(0)
+		b.c.Contact = func() (time.Duration, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			if connected { // a renewal each 2 s
+				known, sent = true, b.c.Elapsed().Truncate(2*time.Second)
+			}
+			return sent, known
+		}
+		cut := func(on, forget bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			connected, known = !on, known && !forget
+		}
+		b.link.put("Pod", wasmPod("once", func(p *corev1.Pod) {
+			p.Annotations = map[string]string{manifests.AnnotationStopDeadline: "1m"}
+		}))
+		b.link.put("Pod", wasmPod("on"))
+		b.start()
+		b.after(10 * time.Minute)
+		b.want("uid-once", "Running+Ready")
+		if n := len(b.rt.started()); n != 2 {
+			t.Fatalf("%d starts", n)
+		}
+		cut(true, false)
+		b.after(55 * time.Second)
+		if got := b.rt.running(); len(got) != 2 {
+			t.Fatalf("before its deadline: %v", got)
+		}
+		b.after(6 * time.Second)
+		if got := b.rt.running(); len(got) != 1 {
+			t.Fatalf("after its deadline: %v", got)
+		}
+		b.after(time.Hour)
+		w := b.want("uid-once", "Running").ContainerStatuses[0].State.Waiting
+		if w == nil || w.Reason != "Disconnected" || !strings.Contains(w.Message, manifests.AnnotationStopDeadline) {
+			t.Fatalf("it does not say why: %+v", w)
+		}
+		cut(false, false)
+		b.after(5 * time.Second)
+		b.want("uid-once", "Running+Ready")
+
+		// The agent dies, and the next one finds no server: it does not know
+		// what was acknowledged, so it gives nothing.
+		cut(true, true)
+		b.stop()
+		b.start()
+		b.after(50 * time.Second)
+		if got := b.rt.running(); len(got) != 2 {
+			t.Fatalf("agent restarted: %v", got)
+		}
+		b.after(12 * time.Second)
+		if got := b.rt.running(); len(got) != 1 {
+			t.Fatalf("after its deadline, agent restarted: %v", got)
+		}
+		b.after(time.Hour)
+		if got := b.rt.running(); len(got) != 1 {
+			t.Fatalf("started offline: %v", got)
+		}
+		cut(false, false)
+		b.after(5 * time.Second)
+		b.want("uid-once", "Running+Ready")
+		b.want("uid-on", "Running+Ready")
+		b.stop()
+		for _, tm := range m.end {
+			tm.Stop()
+		}
+	})
+}

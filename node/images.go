@@ -1,0 +1,61 @@
+package node
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// ImageLister tells what images this node has, and modules with a name.
+type ImageLister interface {
+	// Mark is cheap, and differs from what it was once List may tell something
+	// else. "" is: List may, at any time.
+	Mark() string
+	List() ([]corev1.ContainerImage, error)
+}
+
+// maxNodeImages is how many images the Node names: the kubelet's default.
+const maxNodeImages = 50
+
+// listedImages are the images that the Node names. Owned by whoever runs
+// updateMachine.
+type listedImages struct {
+	mark  string
+	list  []corev1.ContainerImage
+	retry time.Time
+}
+
+// imagesHere reads the images again when they may have changed. What cannot
+// be read stays as it was told.
+func (a *Agent) imagesHere(now time.Time) []corev1.ContainerImage {
+	l := &a.imagesTold
+	if a.c.ImageList == nil || now.Before(l.retry) {
+		return l.list
+	}
+	mark := a.c.ImageList.Mark()
+	if mark != "" && mark == l.mark {
+		return l.list
+	}
+	list, err := a.c.ImageList.List()
+	if err != nil {
+		a.log.Warn("what images are here cannot be told to the cluster", "err", err)
+		l.retry = now.Add(collectAgain)
+		return l.list
+	}
+	l.mark, l.list = mark, largest(list, maxNodeImages)
+	return l.list
+}
+
+// largest keeps the n largest images, in an order that does not depend on
+// how they were listed.
+func largest(list []corev1.ContainerImage, n int) []corev1.ContainerImage {
+	for i := range list {
+		slices.Sort(list[i].Names)
+	}
+	slices.SortFunc(list, func(a, b corev1.ContainerImage) int {
+		return cmp.Or(cmp.Compare(b.SizeBytes, a.SizeBytes), slices.Compare(a.Names, b.Names))
+	})
+	return slices.Clone(list[:min(n, len(list))])
+}

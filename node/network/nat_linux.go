@@ -1,0 +1,227 @@
+package network
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// NAT of container pods: out of the node their packets have its address, and
+// host ports lead to them. All rules are in one table of nftables with the
+// network's name, and each host port's has its pod's uid with it.
+
+// publish makes the rules that a pod needs. IPv6 is routed only.
+func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort) error {
+	v4 := netip.Addr{}
+	for _, ip := range ips {
+		if ip.Is4() {
+			v4 = ip
+		}
+	}
+	if !v4.IsValid() {
+		return nil
+	}
+	err := n.rules(uid, v4, ports)
+	switch {
+	case err == nil:
+		return nil
+	case len(ports) == 0:
+		// Pods of this node reach each other without.
+		n.natError = err
+		return nil
+	}
+	return fmt.Errorf("host ports need nftables (kernel modules nf_tables, nft_nat, nft_masq): %w", err)
+}
+
+// NATError says why containers do not reach what is outside the node; nil
+// when they do, or were not asked to.
+func (n *Namespaced) NATError() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.natError
+}
+
+func (n *Namespaced) table() *nftables.Table {
+	return &nftables.Table{Name: n.name, Family: nftables.TableFamilyIPv4}
+}
+
+func (n *Namespaced) chains(t *nftables.Table) (pre, out, post *nftables.Chain) {
+	chain := func(name string, hook *nftables.ChainHook, p *nftables.ChainPriority) *nftables.Chain {
+		return &nftables.Chain{Name: name, Table: t, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: p}
+	}
+	return chain("prerouting", nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest),
+		chain("output", nftables.ChainHookOutput, nftables.ChainPriorityNATDest),
+		chain("postrouting", nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+}
+
+func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	t := n.table()
+	pre, out, post := n.chains(t)
+	c.AddTable(t)
+	for _, ch := range []*nftables.Chain{pre, out, post} {
+		c.AddChain(ch)
+	}
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	if !n.masqueraded {
+		if err := n.switches.ipv4(); err != nil {
+			return fmt.Errorf("forward packets: %w", err)
+		}
+		c.FlushChain(post)
+		for _, r := range n.ranges {
+			if r.prefix.Addr().Is4() {
+				c.AddRule(&nftables.Rule{Table: t, Chain: post, Exprs: n.masquerade(r.prefix)})
+			}
+		}
+		// Host ports on 127.0.0.1 come from there.
+		c.AddRule(&nftables.Rule{Table: t, Chain: post, Exprs: fromLoopback()})
+	}
+	if err := n.dropRules(c, uid, pre, out); err != nil {
+		return err
+	}
+	for _, p := range ports {
+		for _, ch := range []*nftables.Chain{pre, out} {
+			c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	n.masqueraded, n.natError = true, nil
+	if len(ports) > 0 {
+		return switchOn("ipv4/conf/" + n.podVeth(uid) + "/route_localnet")
+	}
+	return nil
+}
+
+// mark is a rule's comment, as nft shows it (libnftnl's udata, type 0).
+func mark(uid string) []byte {
+	text := append([]byte("pod "+uid), 0)
+	return append([]byte{0, byte(len(text))}, text...)
+}
+
+// dropRules takes a pod's rules away in the same transaction.
+func (n *Namespaced) dropRules(c *nftables.Conn, uid string, chains ...*nftables.Chain) error {
+	for _, ch := range chains {
+		rules, err := c.GetRules(ch.Table, ch)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if bytes.Equal(r.UserData, mark(uid)) {
+				if err := c.DelRule(r); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// unpublish takes a pod's host ports away.
+func (n *Namespaced) unpublish(uid string) error {
+	c, err := nftables.New()
+	if err != nil {
+		return nil //nolint:nilerr // there can be no rules then
+	}
+	pre, out, _ := n.chains(n.table())
+	if err := n.dropRules(c, uid, pre, out); err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || strings.Contains(err.Error(), "no such file") {
+			return nil
+		}
+		return fmt.Errorf("remove host ports: %w", err)
+	}
+	return c.Flush()
+}
+
+// removeRules removes the whole table.
+func (n *Namespaced) removeRules() error {
+	c, err := nftables.New()
+	if err != nil {
+		return nil //nolint:nilerr // there can be no rules then
+	}
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyIPv4)
+	if err != nil {
+		return nil //nolint:nilerr // a kernel without nftables
+	}
+	for _, t := range tables {
+		if t.Name == n.name {
+			c.DelTable(t)
+			return c.Flush()
+		}
+	}
+	return nil
+}
+
+func ifname(s string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, s)
+	return b
+}
+
+func saddr(reg uint32) expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4}
+}
+
+func from(p netip.Prefix) []expr.Any {
+	mask := make([]byte, 4)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []expr.Any{
+		saddr(1), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()},
+	}
+}
+
+// masquerade: from a pod, and out by a link that is none of ours.
+func (n *Namespaced) masquerade(p netip.Prefix) []expr.Any {
+	return append(from(p),
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(vethPrefix)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname(n.hostLink())},
+		&expr.Masq{})
+}
+
+func fromLoopback() []expr.Any {
+	return append(from(netip.MustParsePrefix("127.0.0.0/8")),
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(vethPrefix)},
+		&expr.Masq{})
+}
+
+// dnat: what is for this node's port goes to the pod's.
+func dnat(p HostPort, ip netip.Addr) []expr.Any {
+	proto := byte(unix.IPPROTO_TCP)
+	if p.Protocol == "UDP" {
+		proto = unix.IPPROTO_UDP
+	}
+	port := func(n int32) []byte { return []byte{byte(n >> 8), byte(n)} }
+	local := make([]byte, 4)
+	local[0] = unix.RTN_LOCAL // host byte order, of the machines that this runs on
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: port(p.Host)},
+		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: local},
+		&expr.Immediate{Register: 1, Data: ip.AsSlice()},
+		&expr.Immediate{Register: 2, Data: port(p.Container)},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
+	}
+}

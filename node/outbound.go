@@ -1,0 +1,58 @@
+package node
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/internal/outbound"
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// dnsServersMost is how many servers a guest's names are asked of.
+const dnsServersMost = 4
+
+// outbound is a Wasm guest's way out: what the pod's annotation allows, and the
+// node's DNS, then the machine's own servers where that does not answer.
+func (a *Agent) outbound(pod *corev1.Pod, allow string) (workload.Outbound, error) {
+	if _, err := outbound.Parse(allow); err != nil {
+		return workload.Outbound{}, fmt.Errorf("annotation %s %w", manifests.AnnotationOutbound, err)
+	}
+	out := workload.Outbound{Allow: allow}
+	for _, ip := range a.c.ClusterDNS() {
+		out.DNS = append(out.DNS, netip.AddrPortFrom(ip, 53).String())
+	}
+	for _, ip := range nameservers("/etc/resolv.conf") {
+		out.DNS = append(out.DNS, net.JoinHostPort(ip, "53"))
+	}
+	out.DNS = out.DNS[:min(len(out.DNS), dnsServersMost)]
+	if d := a.c.ClusterDomain; d != "" {
+		out.Search = []string{pod.Namespace + ".svc." + d, "svc." + d, d}
+	}
+	return out, nil
+}
+
+// nameservers reads those of a resolv.conf.
+func nameservers(path string) (out []string) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		w := strings.Fields(s.Text())
+		if len(w) < 2 || w[0] != "nameserver" {
+			continue
+		}
+		if ip, err := netip.ParseAddr(w[1]); err == nil && ip.Zone() == "" {
+			out = append(out, ip.String())
+		}
+	}
+	return out
+}

@@ -1,0 +1,353 @@
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"github.com/dunlin-project/dunlin/node/balance"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// place says where a listener is and what comes in there.
+type place struct {
+	where    where
+	protocol string // tcp, udp
+	addr     netip.AddrPort
+	name     string // without root: the Service's port, whose number is chosen
+}
+
+// where is the network namespace, and the kind.
+type where uint8
+
+const (
+	inside   where = iota // the node's namespace: a Service's own address
+	host                  // the host: node ports, external addresses
+	loopback              // without root: the host's loopback, instead of inside
+	health                // spec.healthCheckNodePort
+	dnsPlace              // the address of DNS
+)
+
+func (p place) String() string {
+	return fmt.Sprintf("%d %s %s %s", p.where, p.protocol, p.addr, p.name)
+}
+
+// want is what a listener leads to.
+type want struct {
+	t        *balance.Target
+	external bool
+	health   *balance.Target
+}
+
+// listener is an open one.
+type listener struct {
+	want
+	tcp    *net.TCPListener
+	udp    *net.UDPConn
+	closed chan struct{}
+}
+
+func (l *listener) close() {
+	select {
+	case <-l.closed:
+		return
+	default:
+	}
+	close(l.closed)
+	if l.tcp != nil {
+		_ = l.tcp.Close()
+	}
+	if l.udp != nil {
+		_ = l.udp.Close()
+	}
+}
+
+// wanted computes the listeners that there shall be. e.mu is held.
+func (e *engine) wanted() map[place]want {
+	out := map[place]want{}
+	for name, svc := range e.pool.Tables.Services {
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			proto := strings.ToLower(p.Protocol)
+			if proto != "tcp" && proto != "udp" {
+				continue
+			}
+			t := e.pool.Targets[balance.TargetKey{Service: name, Port: p.Name, Protocol: p.Protocol}]
+			if t == nil {
+				continue
+			}
+			e.wantPort(out, name, svc, p, proto, t)
+		}
+		if svc.HealthPort != 0 {
+			for i := range svc.Ports {
+				if t := e.pool.Targets[balance.TargetKey{Service: name, Port: svc.Ports[i].Name, Protocol: svc.Ports[i].Protocol}]; t != nil {
+					at := place{where: health, protocol: "tcp", addr: netip.AddrPortFrom(netip.IPv6Unspecified(), svc.HealthPort)}
+					out[at] = want{health: t}
+					break
+				}
+			}
+		}
+	}
+	if a := e.dnsAddr(); a.IsValid() {
+		for _, proto := range []string{"tcp", "udp"} {
+			p := place{where: dnsPlace, protocol: proto, addr: netip.AddrPortFrom(a, 53)}
+			if e.cfg.NetNS == "" {
+				p = place{where: dnsPlace, protocol: proto, name: "kube-system/kube-dns:dns"}
+			}
+			out[p] = want{}
+		}
+	}
+	return out
+}
+
+func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p *wire.ServicePort, proto string, t *balance.Target) {
+	if t.Reachable(false) {
+		for _, ip := range svc.ClusterIPs {
+			a, err := netip.ParseAddr(ip)
+			if err != nil || a == e.dnsAddr() {
+				continue
+			}
+			pl := place{where: inside, protocol: proto, addr: netip.AddrPortFrom(a, p.Port)}
+			if e.cfg.NetNS == "" {
+				pl.where, pl.addr, pl.name = loopback, netip.AddrPort{}, name+":"+cmp.Or(p.Name, fmt.Sprint(p.Port))
+			}
+			out[pl] = want{t: t}
+		}
+	}
+	if !t.Reachable(true) {
+		return
+	}
+	if p.NodePort != 0 {
+		for _, a := range e.nodePortAddrs(proto) {
+			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.NodePort)}
+			out[at] = want{t: t, external: true}
+		}
+	}
+	for _, ip := range svc.ExternalIPs {
+		if a, err := netip.ParseAddr(ip); err == nil && slices.Contains(e.cfg.NodeIPs, a) {
+			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.Port)}
+			out[at] = want{t: t, external: true}
+		}
+	}
+}
+
+// nodePortAddrs are where node ports listen. UDP needs an address, or answers
+// would leave with another one than was asked.
+func (e *engine) nodePortAddrs(proto string) []netip.Addr {
+	if proto == "tcp" {
+		return []netip.Addr{netip.IPv6Unspecified()}
+	}
+	out := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	for _, a := range e.cfg.NodeIPs {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// listen brings the listeners to what is wanted. e.mu is held.
+func (e *engine) listen() {
+	wanted := e.wanted()
+	for p, l := range e.listeners {
+		w, ok := wanted[p]
+		if ok && w == l.want {
+			delete(wanted, p)
+			continue
+		}
+		if ok { // the same place leads elsewhere now: hand it on
+			if adopted, err := l.detach(); err == nil {
+				e.parked[p.String()] = adopted
+			}
+		}
+		l.close()
+		delete(e.listeners, p)
+	}
+	now := time.Now()
+	for p, w := range wanted {
+		if at, ok := e.failures[p]; ok && now.Before(at.again) {
+			continue
+		}
+		l, err := e.open(p, w)
+		if err != nil {
+			if e.failures[p].err != err.Error() {
+				e.log.Warn("service port not served", "place", p.addr, "protocol", p.protocol, "service", p.name, "error", err)
+			}
+			e.failures[p] = failure{err.Error(), now.Add(retryListen)}
+			continue
+		}
+		delete(e.failures, p)
+		e.listeners[p] = l
+	}
+	maps.DeleteFunc(e.failures, func(p place, _ failure) bool { _, ok := wanted[p]; return !ok })
+	if e.fed {
+		for _, f := range e.parked { // of a predecessor, and not wanted any more
+			_ = f.Close()
+		}
+		clear(e.parked)
+	}
+}
+
+// retryListen is how long a port that was taken is left alone.
+const retryListen = 10 * time.Second
+
+type failure struct {
+	err   string
+	again time.Time
+}
+
+// detach is a copy of the listener's descriptor.
+func (l *listener) detach() (*os.File, error) {
+	if l.tcp != nil {
+		return l.tcp.File()
+	}
+	return l.udp.File()
+}
+
+// open makes a listener, of a predecessor's descriptor if there is one.
+func (e *engine) open(p place, w want) (*listener, error) {
+	l := &listener{want: w, closed: make(chan struct{})}
+	if f := e.parked[p.String()]; f != nil {
+		delete(e.parked, p.String())
+		err := l.adopt(p, f)
+		_ = f.Close()
+		if err == nil {
+			e.serve(p, l)
+			return l, nil
+		}
+		e.log.Warn("a predecessor's listener cannot be used", "place", p.addr, "error", err)
+	}
+	listen := func() error { return l.listen(p) }
+	var err error
+	if p.where == inside || (p.where == dnsPlace && e.cfg.NetNS != "") {
+		err = e.inside.do(listen)
+	} else {
+		err = listen()
+	}
+	if err != nil {
+		return nil, err
+	}
+	e.serve(p, l)
+	return l, nil
+}
+
+func (l *listener) adopt(p place, f *os.File) error {
+	if p.protocol == "tcp" {
+		x, err := net.FileListener(f)
+		if err != nil {
+			return err
+		}
+		tl, ok := x.(*net.TCPListener)
+		if !ok {
+			_ = x.Close()
+			return errors.New("not a TCP listener")
+		}
+		l.tcp = tl
+		return nil
+	}
+	x, err := net.FilePacketConn(f)
+	if err != nil {
+		return err
+	}
+	uc, ok := x.(*net.UDPConn)
+	if !ok {
+		_ = x.Close()
+		return errors.New("not a UDP socket")
+	}
+	l.udp = uc
+	return nil
+}
+
+func (l *listener) listen(p place) error {
+	var err error
+	for _, addr := range p.attempts() {
+		var lc net.ListenConfig
+		if p.protocol == "tcp" {
+			var x net.Listener
+			if x, err = lc.Listen(context.Background(), "tcp", addr); err == nil {
+				l.tcp = x.(*net.TCPListener)
+				return nil
+			}
+			continue
+		}
+		var x net.PacketConn
+		if x, err = lc.ListenPacket(context.Background(), "udp", addr); err == nil {
+			l.udp = x.(*net.UDPConn)
+			return nil
+		}
+	}
+	return err
+}
+
+// attempts are the addresses to listen on, one after the other. Without root
+// a port is chosen, the same one as before if it is free.
+func (p place) attempts() []string {
+	if p.name != "" {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(p.name))
+		return []string{fmt.Sprintf("127.0.0.1:%d", 20000+h.Sum32()%10000), "127.0.0.1:0"}
+	}
+	if p.addr.Addr().IsUnspecified() {
+		return []string{fmt.Sprintf(":%d", p.addr.Port())}
+	}
+	return []string{p.addr.String()}
+}
+
+// serve starts what accepts.
+func (e *engine) serve(p place, l *listener) {
+	switch {
+	case p.where == dnsPlace:
+		s := &mdns.Server{Handler: e.dns, ReadTimeout: 3 * time.Second, MaxTCPQueries: 128, UDPSize: mdns.DefaultMsgSize}
+		if l.tcp != nil {
+			s.Listener = l.tcp
+		} else {
+			s.PacketConn = l.udp
+		}
+		go func() { _ = s.ActivateAndServe() }() // ends with the listener
+	case p.where == health:
+		go serveHealth(l)
+	case l.udp != nil:
+		go (&udpServer{e: e, t: l.t, external: l.external, conn: l.udp, flows: map[netip.AddrPort]*udpFlow{}}).run()
+	default:
+		go e.accept(l)
+	}
+	if p.name != "" {
+		e.log.Info("service port without root", "service", p.name, "protocol", p.protocol, "address", l.address())
+	}
+}
+
+func (l *listener) address() string {
+	if l.tcp != nil {
+		return l.tcp.Addr().String()
+	}
+	return l.udp.LocalAddr().String()
+}
+
+func (e *engine) accept(l *listener) {
+	for {
+		c, err := l.tcp.AcceptTCP()
+		if err != nil {
+			select {
+			case <-l.closed:
+				return
+			case <-time.After(50 * time.Millisecond): // out of descriptors, most likely
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			continue
+		}
+		go e.serveTCP(l.t, l.external, c)
+	}
+}

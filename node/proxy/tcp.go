@@ -1,0 +1,112 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/dunlin-project/dunlin/node/balance"
+)
+
+const (
+	// dialTimeout of one endpoint; the next one is tried after it.
+	dialTimeout = 2 * time.Second
+	// dialsMost bounds the endpoints that one connection tries.
+	dialsMost = 5
+)
+
+// serveTCP leads a client's connection to an endpoint.
+func (e *engine) serveTCP(t *balance.Target, external bool, c *net.TCPConn) {
+	client := addrOf(c.RemoteAddr())
+	b, up := e.dial(t, client, external)
+	if up == nil {
+		_ = c.SetLinger(0) // refuse it, as nobody listening would
+		_ = c.Close()
+		e.counters.refused.Add(1)
+		return
+	}
+	f := &balance.Flow{}
+	f.Moved.Store(time.Now().UnixNano())
+	f.End = sync.OnceFunc(func() {
+		_ = c.Close()
+		_ = up.Close()
+	})
+	b.Add(f)
+	e.counters.conns.Add(1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.oneWay(f, up, c)
+	}()
+	e.oneWay(f, c, up)
+	<-done
+	f.End()
+	b.Remove(f)
+	e.counters.conns.Add(-1)
+}
+
+// oneWay moves bytes in one direction. A connection that was reset is reset
+// at the other side as well.
+func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn) {
+	err := e.pipes.forward(dst, src, &f.Moved)
+	if err != nil {
+		if errors.Is(err, syscall.ECONNRESET) {
+			_ = dst.SetLinger(0)
+		}
+		f.End()
+	}
+}
+
+// dial connects to the endpoint that is chosen, or to another one: nothing of
+// the client's was read yet, so nothing can be done twice.
+func (e *engine) dial(t *balance.Target, client netip.Addr, external bool) (*balance.Backend, *net.TCPConn) {
+	var tried map[*balance.Backend]bool
+	for range dialsMost {
+		b := t.Pick(client, external, tried)
+		if b == nil {
+			break
+		}
+		d := net.Dialer{Timeout: dialTimeout}
+		b.Active.Add(1) // chosen is loaded, or a burst would go to one
+		c, err := d.DialContext(context.Background(), "tcp", b.Addr.String())
+		b.Active.Add(-1)
+		if err == nil {
+			return b, c.(*net.TCPConn)
+		}
+		b.Fail(time.Now())
+		e.counters.failed.Add(1)
+		if tried == nil {
+			tried = map[*balance.Backend]bool{}
+		}
+		tried[b] = true
+	}
+	return nil, nil
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return a.AddrPort().Addr().Unmap()
+	case *net.UDPAddr:
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// drain closes connections to backends that get no new ones, once nothing
+// passed through them for a while.
+func (e *engine) drain(now time.Time) {
+	e.mu.Lock()
+	list := e.pool.Backends()
+	e.mu.Unlock()
+	for _, b := range list {
+		for _, f := range b.Idle(now) {
+			f.End()
+			e.counters.drained.Add(1)
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/dunlin-project/dunlin/runtime/workload"
+)
+
+// Exec implements workload.Execer: the command gets the container's user,
+// environment, folder and limits.
+func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s workload.Streams) (int, error) {
+	dir := r.folder(id)
+	rec, _, ok := r.alive(id)
+	if !ok {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, errNotRunning)
+	}
+	var b specs.Spec
+	text, err := os.ReadFile(filepath.Join(dir, bundleFile))
+	if err == nil {
+		err = json.Unmarshal(text, &b)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
+	}
+	p := *b.Process
+	p.Args, p.Terminal = argv, s.TTY
+	if s.TTY && !rec.TTY {
+		p.Env = append(p.Env, "TERM=xterm")
+	}
+	tmp, err := os.MkdirTemp(dir, "exec-")
+	if err != nil {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	if text, err = json.Marshal(p); err == nil {
+		err = os.WriteFile(filepath.Join(tmp, "process.json"), text, 0o600)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
+	}
+	pidfile := filepath.Join(tmp, "pid")
+	args := []string{"exec", "--process", filepath.Join(tmp, "process.json"), "--pid-file", pidfile}
+	if s.TTY {
+		args = append(args, "--tty")
+	}
+	c := command(ctx, rec.Runtime, r.rootDir(), append(args, rec.Name)...)
+	c.Cancel = func() error { return killExec(pidfile) }
+	// For one that hangs before it has a child.
+	c.WaitDelay = 2 * time.Second
+	if s.TTY {
+		err = runTTY(ctx, c, s)
+	} else {
+		err = runPipes(ctx, c, s)
+	}
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, context.Cause(ctx))
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		if code := exit.ExitCode(); code >= 0 {
+			return code, nil
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
+	}
+	return 0, nil
+}
+
+// killExec ends an exec's process inside the container, with which the
+// program that waits for it ends.
+func killExec(pidfile string) error {
+	b, err := os.ReadFile(pidfile)
+	if err != nil {
+		return nil //nolint:nilerr // it has no child yet
+	}
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && pid > 1 {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	return nil
+}
+
+// endExecs ends the commands that an agent which was killed had started: who
+// asked for them is gone. It is called before this agent starts any.
+func (r *Runtime) endExecs() {
+	left, err := filepath.Glob(filepath.Join(r.containers(), "*", "exec-*"))
+	if err != nil {
+		return // the pattern is constant
+	}
+	for _, tmp := range left {
+		if b, err := os.ReadFile(filepath.Join(tmp, "pid")); err == nil {
+			// Its parent is the program that we told to run it, by name; another
+			// process that has its number by now has another.
+			if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && ranBy(pid, tmp) {
+				r.log.Info("command of an earlier agent ended", "folder", tmp, "pid", pid)
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		_ = os.RemoveAll(tmp)
+	}
+}
+
+// ranBy says whether a process was started by an exec with this folder.
+func ranBy(pid int, tmp string) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, ok := strings.Cut(string(b[max(bytes.LastIndexByte(b, ')'), 0):]), " ") // its name may hold anything
+	f := strings.Fields(rest)
+	if !ok || len(f) < 2 {
+		return false
+	}
+	b, err = os.ReadFile("/proc/" + f[1] + "/cmdline")
+	return err == nil && strings.Contains(string(b), filepath.Join(tmp, "pid")+"\x00")
+}
+
+// runPipes runs the program over pipes.
+func runPipes(ctx context.Context, c *exec.Cmd, s workload.Streams) error {
+	var outs outlets
+	var err error
+	if s.Stdout != nil {
+		c.Stdout, err = outs.pipe(s.Stdout)
+	}
+	switch {
+	case err != nil:
+	case s.Stderr != nil && same(s.Stdout, s.Stderr):
+		c.Stderr = c.Stdout
+	case s.Stderr != nil:
+		c.Stderr, err = outs.pipe(s.Stderr)
+	}
+	var in io.WriteCloser
+	if err == nil && s.Stdin != nil {
+		// Not c.Stdin: Wait would then wait for input that never comes.
+		in, err = c.StdinPipe()
+	}
+	if err == nil {
+		err = c.Start()
+	}
+	outs.started()
+	if err != nil {
+		outs.end(ctx)
+		return err
+	}
+	if in != nil {
+		go func() {
+			_, _ = io.Copy(in, s.Stdin)
+			_ = in.Close()
+		}()
+	}
+	err = c.Wait()
+	outs.end(ctx)
+	return err
+}
+
+// same says whether two outputs are one, whose writes must not meet.
+func same(a, b io.Writer) (yes bool) {
+	defer func() { _ = recover() }() // types that cannot be compared
+	return a == b
+}
+
+// runTTY gives the program a terminal of ours, whose size it passes on.
+func runTTY(ctx context.Context, c *exec.Cmd, s workload.Streams) error {
+	master, slave, err := openTerminal()
+	if err != nil {
+		return err
+	}
+	c.Stdin, c.Stdout, c.Stderr = slave, slave, slave
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	resize := func(z workload.Size) {
+		if raw, err := master.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				_ = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: z.Height, Col: z.Width})
+			})
+		}
+	}
+	// The first size comes at once where there is a terminal at all.
+	if s.Resize != nil {
+		t := time.NewTimer(200 * time.Millisecond)
+		select {
+		case z, ok := <-s.Resize:
+			if ok {
+				resize(z)
+			}
+		case <-t.C:
+		}
+		t.Stop()
+	}
+	err = c.Start()
+	_ = slave.Close()
+	if err != nil {
+		_ = master.Close()
+		return err
+	}
+	if s.Resize != nil {
+		go func() {
+			for z := range s.Resize {
+				resize(z)
+			}
+		}()
+	}
+	if s.Stdin != nil {
+		go func() {
+			if _, err := io.Copy(master, s.Stdin); err == nil {
+				_, _ = master.Write([]byte{4}) // end of input, as a terminal has it
+			}
+		}()
+	}
+	out := s.Stdout
+	if out == nil {
+		out = io.Discard
+	}
+	var outs outlets
+	outs.copy(master, out) // ends with EIO when the slave is closed
+	err = c.Wait()
+	outs.end(ctx) // what was printed last is still in the terminal
+	return err
+}
+
+// openTerminal makes a pseudo-terminal (pts(4)).
+func openTerminal() (master, slave *os.File, err error) {
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("terminal: %w", err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		slave, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, nil, fmt.Errorf("terminal: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "/dev/ptmx"), slave, nil
+}

@@ -1,0 +1,193 @@
+package host
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dunlin-project/dunlin/internal/outbound"
+)
+
+// Outbound is what a guest may connect to. Nothing of it is nothing.
+type Outbound struct {
+	// Allow is the annotation dunlin.dev/outbound, as it is.
+	Allow string `json:"allow,omitempty"`
+	// DNS are the servers (ip:port) that know names, Search the domains that
+	// short names are looked for in.
+	DNS    []string `json:"dns,omitempty"`
+	Search []string `json:"search,omitempty"`
+}
+
+const (
+	// complaints are how many different refusals are told in the guest's log.
+	complaints = 8
+	// namesMost and addressesMost bound what is remembered of names: of each
+	// rule's name so many addresses, the oldest ones are forgotten.
+	namesMost     = 64
+	addressesMost = 64
+)
+
+// gate decides what a guest may connect to. It is the guest's thread's.
+type gate struct {
+	rules    outbound.Rules
+	resolver resolver
+	log      io.Writer // the guest's standard error; may be nil
+	told     map[string]bool
+	// known are the addresses that names stood for. What is connected to is an
+	// address, so that is what is checked: a name that means something else by
+	// now opens nothing that it did not open.
+	known map[string][]netip.Addr
+	names []string // of known, the oldest first
+	local func(netip.Addr) bool
+}
+
+func newGate(o Outbound, log io.Writer) (*gate, error) {
+	rules, err := outbound.Parse(o.Allow)
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s %w", outbound.Annotation, err)
+	}
+	g := &gate{rules: rules, log: log, told: map[string]bool{}, known: map[string][]netip.Addr{}, local: isLocal}
+	g.resolver.search = o.Search
+	for _, s := range o.DNS {
+		a, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return nil, fmt.Errorf("DNS server %q: %w", s, err)
+		}
+		g.resolver.servers = append(g.resolver.servers, a)
+	}
+	return g, nil
+}
+
+// refused tells the guest's user, once for each destination.
+func (g *gate) refused(what, why, hint string) {
+	if g.log == nil || g.told[what] || len(g.told) > complaints {
+		return
+	}
+	g.told[what] = true
+	text := fmt.Sprintf("dunlin: %s is refused: %s; to allow it, annotate the pod with %s: %q\n", what, why, outbound.Annotation, hint)
+	if len(g.told) > complaints {
+		text = fmt.Sprintf("dunlin: more destinations are refused, which are not told (annotation %s)\n", outbound.Annotation)
+	}
+	_, _ = io.WriteString(g.log, text)
+}
+
+// resolve finds the addresses of a name that may be looked up. What they must
+// not be reached by that name at is left out.
+func (g *gate) resolve(name string) ([]netip.Addr, uint32) {
+	if a, err := netip.ParseAddr(name); err == nil {
+		return []netip.Addr{a.Unmap()}, 0
+	}
+	if !g.rules.Resolves(name) {
+		g.refused("the name "+clipName(name), "no entry of the annotation has it", clipName(name)+":443")
+		return nil, eAcces
+	}
+	list, err := g.resolver.lookup(name)
+	switch {
+	case err == errNoName: //nolint:errorlint // a sentinel of this file's neighbour, never wrapped
+		return nil, eNoent
+	case err != nil:
+		return nil, eAgain
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		if within, what, special := g.special(a); special && !g.rules.Opens(a, within) {
+			g.refused(fmt.Sprintf("the name %s for %s", clipName(name), a), "that is "+what+", which no name opens", netip.AddrPortFrom(a, 443).String())
+			continue
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 {
+		return nil, eAcces
+	}
+	g.remember(name, out)
+	return out, 0
+}
+
+func (g *gate) remember(name string, list []netip.Addr) {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if g.known[name] == nil {
+		if len(g.names) >= namesMost {
+			delete(g.known, g.names[0])
+			g.names = g.names[1:]
+		}
+		g.names = append(g.names, name)
+	}
+	var all []netip.Addr
+	for _, a := range g.known[name] {
+		if !containsAddr(list, a) {
+			all = append(all, a)
+		}
+	}
+	all = append(all, list...)
+	g.known[name] = all[max(0, len(all)-addressesMost):]
+}
+
+func containsAddr(list []netip.Addr, a netip.Addr) bool {
+	for _, x := range list {
+		if x == a {
+			return true
+		}
+	}
+	return false
+}
+
+// special says what an address is that no name and no wide range opens.
+func (g *gate) special(a netip.Addr) (within netip.Prefix, what string, ok bool) {
+	if within, what, ok = outbound.Special(a); ok {
+		return within, what, true
+	}
+	return netip.PrefixFrom(a, a.BitLen()), "an address of the node", g.local(a)
+}
+
+// may says whether an address may be connected to, and tells if not.
+func (g *gate) may(to netip.AddrPort, udp bool) bool {
+	a := to.Addr().Unmap()
+	within, what, special := g.special(a)
+	if !special {
+		within = netip.Prefix{}
+	}
+	if g.rules.ByAddress(a, to.Port(), udp, within) {
+		return true
+	}
+	why := "no entry of the annotation has it"
+	if special {
+		why = "that is " + what + ", which only an entry for just that range opens"
+	} else {
+		for name, list := range g.known {
+			if containsAddr(list, a) && g.rules.ByName(name, to.Port(), udp) {
+				return true
+			}
+		}
+	}
+	hint, protocol := netip.AddrPortFrom(a, to.Port()).String(), "tcp"
+	if udp {
+		hint, protocol = hint+"/udp", "udp"
+	}
+	g.refused(fmt.Sprintf("a connection to %s (%s)", netip.AddrPortFrom(a, to.Port()), protocol), why, hint)
+	return false
+}
+
+func clipName(s string) string { return s[:min(len(s), 253)] }
+
+// isLocal asks the kernel whether an address is one of this machine's: then it
+// is also the one that it would be reached from. No packet is sent.
+func isLocal(a netip.Addr) bool {
+	to := netip.AddrPortFrom(a, 9)
+	fd, err := socketTo(to, unix.SOCK_DGRAM)
+	if err != nil {
+		return false // then nothing can be reached at all
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if unix.Connect(fd, sockaddrOf(to)) != nil {
+		return false
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return true
+	}
+	from, ok := addrPortOf(sa)
+	return !ok || from.Addr().Unmap() == a
+}

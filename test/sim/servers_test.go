@@ -1,0 +1,84 @@
+package sim
+
+import (
+	"testing"
+	"time"
+)
+
+// leader is the server that leads, or nil.
+func (w *world) leader() *server {
+	for _, s := range w.servers {
+		if srv := s.now(); srv != nil {
+			if _, ok := srv.Consensus().Leadership(); ok {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// waitLeader waits for one that is not but.
+func (s *story) waitLeader(but *server) *server {
+	s.t.Helper()
+	for range 600 {
+		if l := s.leader(); l != nil && l != but {
+			return l
+		}
+		sleep(100 * time.Millisecond)
+	}
+	s.violated("no leader within a minute")
+	return s.servers[0]
+}
+
+// The leader dies ten times while clients write, is cut off, and hears
+// nothing: no write is lost, no pod is moved or started.
+func TestLeadersComeAndGo(t *testing.T) {
+	for name, fault := range map[string]struct{ on, off func(w *world, l *server) }{
+		"killed":  {func(_ *world, l *server) { l.down() }, func(_ *world, l *server) { l.up() }},
+		"cut off": {func(w *world, l *server) { w.net.Cut(l.addr, true) }, func(w *world, l *server) { w.net.Cut(l.addr, false) }},
+		"deaf":    {func(w *world, l *server) { w.net.Deafen(l.addr, true) }, func(w *world, l *server) { w.net.Deafen(l.addr, false) }},
+		"mute":    {func(w *world, l *server) { w.net.Block(l.addr, "", true) }, func(w *world, l *server) { w.net.Block(l.addr, "", false) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tell(t, size{3, 5}, func(s *story) {
+				before := s.started()
+				conf := s.c.newConfig("conf")
+				for range 10 {
+					old := s.waitLeader(nil)
+					must(t, conf.put(s.ctx, want{exists: true}, false))
+					fault.on(s.world, old)
+					s.waitLeader(old)
+					must(t, conf.put(s.ctx, want{exists: true}, false))
+					s.after(10 * time.Second)
+					fault.off(s.world, old)
+					s.after(10 * time.Second)
+				}
+				s.same(before, "leaders came and went")
+			})
+		})
+	}
+}
+
+// Two of three servers are away for ten minutes: nothing changes, everything
+// runs, and it goes on when they are back.
+func TestQuorumLostAndBack(t *testing.T) {
+	tell(t, size{3, 5}, func(s *story) {
+		before := s.started()
+		gone := s.servers[:2]
+		for _, srv := range gone {
+			srv.down()
+		}
+		s.after(10 * time.Second)
+		rv := s.servers[2].now().Consensus().State().Snapshot().ResourceVersion()
+		s.after(10 * time.Minute)
+		if now := s.servers[2].now().Consensus().State().Snapshot().ResourceVersion(); now != rv {
+			s.violated("%d changes without a quorum", now-rv)
+		}
+		s.same(before, "without a quorum")
+		for _, srv := range gone {
+			srv.up()
+		}
+		s.rest(time.Minute)
+		s.same(before, "the quorum is back")
+	})
+}
