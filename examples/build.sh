@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the examples into bin/examples. Go is enough for hello and journal; the others
+# Builds the examples into bin/examples. Go is enough for hello, journal and shop; the others
 # need wat2wasm (wabt) or clang with wasi-libc, and are skipped with a line
 # that says so when those are not there.
 set -eu
@@ -53,4 +53,7 @@ if [ "$only" = all ] || [ "$only" = outbound-http ]; then
 fi
 if [ "$only" = all ] || [ "$only" = mqtt ]; then
 	c_guest mqtt/mqtt.c mqtt.wasm -I../sdk/c ../sdk/c/dunlin_outbound.c
+fi
+if [ "$only" = all ] || [ "$only" = shop ]; then
+	go_guest shop shop.wasm ""
 fi
