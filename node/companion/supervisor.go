@@ -51,8 +51,8 @@ type Supervisor[S any] struct {
 const (
 	feedGather   = 10 * time.Millisecond // what comes together is sent together
 	feedPage     = 1 << 20
-	look         = 5 * time.Second // at the settings
-	startTimeout = 10 * time.Second
+	look         = 5 * time.Second  // at the settings
+	startTimeout = 30 * time.Second // of a busy board
 	restartFirst = 100 * time.Millisecond
 	restartMost  = 10 * time.Second
 )
@@ -238,7 +238,8 @@ func program(name string) (path, build string) {
 }
 
 // Start runs the program, which takes the listeners of one that is there, and
-// waits until it serves.
+// waits until it serves, or is no more: also when ctx ends meanwhile, so that
+// who ends the process afterwards (Retire) finds it.
 func (s *Supervisor[S]) Start(ctx context.Context) error {
 	path, build := program(s.Program)
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -266,11 +267,10 @@ func (s *Supervisor[S]) Start(ctx context.Context) error {
 		return fmt.Errorf("start the process: %w", err)
 	}
 	go func() { _, _ = p.Wait() }() // else it stays as a zombie while this agent lives
-	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
 	_ = r.SetReadDeadline(time.Now().Add(startTimeout))
 	_, err = r.Read(make([]byte, 1)) // ends when the process closes it, or with its end
 	if errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = p.Kill() // else it would serve some day, unknown to anyone
 		return errors.Join(ctx.Err(), errors.New("the process does not start"))
 	}
 	if err := Ask(s.Dir, &Head{}); err != nil {
