@@ -12,7 +12,6 @@ for program in "${!need[@]}"; do
   command -v "$program" >/dev/null 2>&1 || packages+=("${need[$program]}")
 done
 command -v gcc >/dev/null 2>&1 || packages+=(gcc libc6-dev) # for the race detector
-[ -e /usr/lib/wasm32-wasi/libc.a ] || command -v gcc >/dev/null 2>&1 || packages+=(gcc libc6-dev) # for the race detector
 [ -e /usr/lib/wasm32-wasi/crt1.o ] || packages+=(wasi-libc libclang-rt-14-dev-wasm32)
 [ ${#packages[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
