@@ -30,6 +30,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/serviceaccount"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/statefulset"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/sweep"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/volume"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/leader"
@@ -127,6 +128,7 @@ func (cfg Config) controllers(term uint64) []*loop.Controller {
 		namespace.New(cfg.env(term, "namespace-controller")),
 		podgc.New(cfg.env(term, "pod-garbage-collector"), podgc.Config{KeepTerminated: cfg.KeepTerminated}),
 		quota.New(cfg.env(term, "resourcequota-controller")),
+		sweep.New(cfg.env(term, "sweep-controller")),
 	}
 	if cfg.Leases != nil {
 		list = append(list, nodelifecycle.New(cfg.env(term, "node-controller"), nodelifecycle.Config{Leases: cfg.Leases, LeaderZone: cfg.LeaderZone}))

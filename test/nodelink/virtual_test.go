@@ -9,6 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/gossip"
 	"github.com/dunlin-project/dunlin/gossip/simnet"
@@ -224,5 +227,28 @@ func TestVirtualLeasesByUDP(t *testing.T) {
 		must(t, np.Close())
 		must(t, sp.Close())
 		time.Sleep(5 * time.Minute) // memberlist's last timers
+	})
+}
+
+// A join token that expired is kept for a day, in which a late node hears why,
+// and then removed; the others stay.
+func TestVirtualExpiredTokensGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startSim(t, memnet.New(), nil)
+		for _, ttl := range []time.Duration{time.Hour, time.Hour, 48 * time.Hour} {
+			_, err := s.api.CreateToken(t.Context(), nodeapi.TokenOptions{TTL: ttl}, nil)
+			must(t, err)
+		}
+		for after, want := range []int{3, 1, 1, 0} { // days
+			list, err := s.store.List(schema.GroupKind{Kind: "Secret"}, "kube-system", labels.Everything(), nil)
+			must(t, err)
+			if len(list) != want {
+				t.Errorf("after %d days: %d tokens, want %d", after, len(list), want)
+			}
+			if time.Sleep(24 * time.Hour); after == 0 {
+				time.Sleep(90 * time.Minute)
+			}
+		}
+		s.stop()
 	})
 }
