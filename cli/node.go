@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -32,6 +33,7 @@ import (
 	"github.com/dunlin-project/dunlin/node/eviction"
 	"github.com/dunlin-project/dunlin/node/link"
 	"github.com/dunlin-project/dunlin/node/network"
+	"github.com/dunlin-project/dunlin/node/network/cni"
 	"github.com/dunlin-project/dunlin/node/static"
 	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/node/view"
@@ -62,6 +64,8 @@ type nodeOptions struct {
 	memory       string
 	evict        eviction.Flags
 	ingress      ingressOptions
+	cniConf      string
+	cniBin       string
 }
 
 func (o *nodeOptions) add(c *cobra.Command) {
@@ -74,6 +78,8 @@ func (o *nodeOptions) add(c *cobra.Command) {
 	f.StringVar(&o.address, "node-address", "", "address of this node (default: the one that routes to the server)")
 	f.StringVar(&o.netns, "netns", "dunlin", "name of the network namespace that holds pod addresses (several agents on one machine need several)")
 	f.StringVar(&o.cgroup, "cgroup", "", "name of the root control group (default: as --netns)")
+	f.StringVar(&o.cniConf, "cni-conf-dir", "", "folder where the first *.conflist, if there is one, says by which CNI plugins pods of containers are attached (default: cni in the configuration folder)")
+	f.StringVar(&o.cniBin, "cni-bin-dir", cni.DefaultBinDirs, "folders with CNI plugins, with ':' between them")
 	f.Uint16Var(&o.gossip, "gossip-port", gossip.Port, "port of gossip inside the site, UDP and TCP; 0 picks one (several agents on one machine)")
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
 	o.images.add(f)
@@ -352,7 +358,14 @@ func (p *nodeProcess) openNetwork() (network.Network, error) {
 		return nil, err
 	}
 	n.RememberIn(netnsClaims)
+	n.UseCNI(p.o.plugins(p.log.With("part", "cni")))
 	return n, nil
+}
+
+// plugins attach pods where the operator put a CNI configuration.
+func (o *nodeOptions) plugins(log *slog.Logger) *cni.Networks {
+	return cni.New(cni.Config{ConfDir: cmp.Or(o.cniConf, filepath.Join(o.config, "cni")), BinDirs: filepath.SplitList(cmp.Or(o.cniBin, cni.DefaultBinDirs)),
+		StateDir: filepath.Join(o.state, "cni"), Logger: log})
 }
 
 // run until ctx ends. Workloads go on after it.

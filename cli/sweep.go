@@ -137,6 +137,7 @@ func sweepMachine(ctx context.Context, o nodeOptions) error {
 	errs = append(errs, groups)
 	if os.Geteuid() == 0 {
 		if n, err := network.NewNamespaced(o.netns, []netip.Addr{netip.MustParseAddr("127.0.0.1")}); err == nil {
+			n.UseCNI(o.plugins(nil))
 			errs = append(errs, n.Destroy(), network.Restore(netnsClaims, o.othersRun))
 		}
 	}

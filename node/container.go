@@ -247,7 +247,7 @@ func (a *Agent) setupNetwork(ctx context.Context, s *podState, rt workload.Runti
 	if !ok {
 		return network.Allocation{}, network.ErrNoNamespaces
 	}
-	return n.SetupNamespace(ctx, s.rec.UID, hostPorts(s.pod), s.rec.Allocation)
+	return n.SetupNamespace(ctx, network.Pod{UID: s.rec.UID, Namespace: s.rec.Namespace, Name: s.rec.Name, Ports: hostPorts(s.pod)}, s.rec.Allocation)
 }
 
 func hostPorts(pod *corev1.Pod) (out []network.HostPort) {

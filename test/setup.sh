@@ -5,7 +5,7 @@ set -euo pipefail
 declare -A need=(
   [wat2wasm]=wabt [clang]=clang [wasm-ld]=lld [ip]=iproute2 [nft]=nftables
   [mkfs.ext4]=e2fsprogs [systemd-analyze]=systemd [curl]=curl [jq]=jq
-  [mosquitto]=mosquitto [mosquitto_sub]=mosquitto-clients [runc]=runc [conmon]=conmon [busybox]=busybox-static
+  [mosquitto]=mosquitto [mosquitto_sub]=mosquitto-clients [runc]=runc [conmon]=conmon [busybox]=busybox-static [iptables]=iptables
 )
 packages=()
 for program in "${!need[@]}"; do
@@ -13,6 +13,7 @@ for program in "${!need[@]}"; do
 done
 command -v gcc >/dev/null 2>&1 || packages+=(gcc libc6-dev) # for the race detector
 [ -e /usr/lib/wasm32-wasi/crt1.o ] || packages+=(wasi-libc libclang-rt-14-dev-wasm32)
+[ -e /usr/lib/cni/bridge ] || packages+=(containernetworking-plugins)
 [ ${#packages[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
   echo "test/setup.sh: not installed: ${packages[*]}; the tests that need them are skipped, each with a line that says so" >&2

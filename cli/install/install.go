@@ -151,7 +151,7 @@ func Role(p Paths) string {
 // What Dunlin makes in folders that the configuration names: those may hold
 // what others put there, so that only this is taken away.
 var (
-	StateParts  = []string{"server", "node", "node.forgotten*", "wasm", "oci", "images", "volumes", "claims"}
+	StateParts  = []string{"server", "node", "node.forgotten*", "wasm", "oci", "images", "volumes", "claims", "cni"}
 	RunParts    = []string{"agent.sock", "wasm", "oci", "volumes", "proxy", "ingress", ".new", "lock"}
 	ConfigParts = []string{"join", "manifests", "admin.kubeconfig", "registries.yaml"}
 )

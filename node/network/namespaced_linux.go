@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/dunlin-project/dunlin/node/network/cni"
 )
 
 // Namespaced keeps all Wasm pod addresses of the node in one network
@@ -33,6 +35,7 @@ type Namespaced struct {
 	switches    switches
 	masqueraded bool  // the rules for pods of containers are there
 	natError    error // why they are not
+	plugins     *cni.Networks
 }
 
 var _ Network = (*Namespaced)(nil)
@@ -381,7 +384,10 @@ func (n *Namespaced) Forward(ctx context.Context, a Allocation, port int32) (c n
 }
 
 // Teardown implements Network.
-func (n *Namespaced) Teardown(_ context.Context, podUID string) error {
+func (n *Namespaced) Teardown(ctx context.Context, podUID string) error {
+	if err := n.detach(ctx, podUID); err != nil {
+		return err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.teardownPod(podUID); err != nil {
@@ -412,7 +418,7 @@ func (n *Namespaced) Teardown(_ context.Context, podUID string) error {
 // Destroy removes the namespace and the veth pair: for uninstall, and for
 // clusters that leave nothing behind.
 func (n *Namespaced) Destroy() error {
-	errs := []error{n.destroyPods()}
+	errs := []error{n.detachAll(), n.destroyPods()}
 	if l, err := netlink.LinkByName(n.hostLink()); err == nil {
 		errs = append(errs, netlink.LinkDel(l))
 	}

@@ -16,8 +16,9 @@ import (
 // host ports lead to them. All rules are in one table of nftables with the
 // network's name, and each host port's has its pod's uid with it.
 
-// publish makes the rules that a pod needs. IPv6 is routed only.
-func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort) error {
+// publish makes the rules that a pod needs, which the host reaches by link. IPv6
+// is routed only.
+func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort, link string) error {
 	v4 := netip.Addr{}
 	for _, ip := range ips {
 		if ip.Is4() {
@@ -27,7 +28,7 @@ func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort) err
 	if !v4.IsValid() {
 		return nil
 	}
-	err := n.rules(uid, v4, ports)
+	err := n.rules(uid, v4, ports, link)
 	switch {
 	case err == nil:
 		return nil
@@ -60,7 +61,7 @@ func (n *Namespaced) chains(t *nftables.Table) (pre, out, post *nftables.Chain) 
 		chain("postrouting", nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 }
 
-func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort) error {
+func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort, link string) error {
 	c, err := nftables.New()
 	if err != nil {
 		return err
@@ -100,7 +101,7 @@ func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort) error {
 	}
 	n.masqueraded, n.natError = true, nil
 	if len(ports) > 0 {
-		return switchOn("ipv4/conf/" + n.podVeth(uid) + "/route_localnet")
+		return switchOn("ipv4/conf/" + link + "/route_localnet")
 	}
 	return nil
 }
@@ -178,29 +179,44 @@ func saddr(reg uint32) expr.Any {
 }
 
 func from(p netip.Prefix) []expr.Any {
-	mask := make([]byte, 4)
-	for i := range p.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
 	return []expr.Any{
-		saddr(1), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		saddr(1), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask(p), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()},
 	}
 }
 
-// masquerade: from a pod, and out by a link that is none of ours.
+func notTo(p netip.Prefix) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask(p), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: p.Masked().Addr().AsSlice()},
+	}
+}
+
+func mask(p netip.Prefix) []byte {
+	m := make([]byte, 4)
+	for i := range p.Bits() {
+		m[i/8] |= 0x80 >> (i % 8)
+	}
+	return m
+}
+
+// masquerade: from a pod, to none of this node, and out by a link that is none
+// of ours.
 func (n *Namespaced) masquerade(p netip.Prefix) []expr.Any {
-	return append(from(p),
+	return append(append(from(p), notTo(p)...),
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(vethPrefix)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname(n.hostLink())},
 		&expr.Masq{})
 }
 
+// fromLoopback: a host port on 127.0.0.1 leads to a pod, by our link or by that
+// of a CNI plugin.
 func fromLoopback() []expr.Any {
 	return append(from(netip.MustParsePrefix("127.0.0.0/8")),
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(vethPrefix)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")},
 		&expr.Masq{})
 }
 

@@ -94,12 +94,19 @@ type Network interface {
 // its own, which its containers share. Without it they have only the host's.
 type Namespacer interface {
 	// SetupNamespace is Setup for a pod of containers: its addresses, from the
-	// same allocator, are in Allocation.Namespace, and the host's ports lead to
-	// them. Teardown undoes it.
-	SetupNamespace(ctx context.Context, podUID string, ports []HostPort, previous *Allocation) (Allocation, error)
+	// same allocator unless the operator's CNI configuration says otherwise, are
+	// in Allocation.Namespace, and the host's ports lead to them. Teardown undoes
+	// it.
+	SetupNamespace(ctx context.Context, pod Pod, previous *Allocation) (Allocation, error)
 	// Retake takes what SetupNamespace gave to an earlier agent; host ports
 	// stay as they are.
 	Retake(ctx context.Context, podUID string, previous Allocation) error
+}
+
+// Pod is one of containers.
+type Pod struct {
+	UID, Namespace, Name string
+	Ports                []HostPort
 }
 
 // HostPort is a port of the node that leads to one of a pod.

@@ -32,29 +32,40 @@ func shortHash(s string) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// SetupNamespace implements Namespacer. The pod gets its address as a single
-// host, the node's gateway address as its only neighbour, and the node a
-// route to it: no bridge, no other pod on the same link.
-func (n *Namespaced) SetupNamespace(_ context.Context, podUID string, ports []HostPort, previous *Allocation) (Allocation, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	a, err := n.allocate(podUID, previous)
+// SetupNamespace implements Namespacer. Without a CNI configuration the pod
+// gets its address as a single host, the node's gateway address as its only
+// neighbour, and the node a route to it: no bridge, no other pod on the same
+// link.
+func (n *Namespaced) SetupNamespace(ctx context.Context, pod Pod, previous *Allocation) (Allocation, error) {
+	list, err := n.configured(pod.UID)
 	if err != nil {
 		return Allocation{}, err
 	}
-	name := n.podNamespace(podUID)
+	if list != nil {
+		return n.attach(ctx, list, pod, previous)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a, err := n.allocate(pod.UID, previous)
+	if err != nil {
+		return Allocation{}, err
+	}
+	name := n.podNamespace(pod.UID)
 	a.Namespace = filepath.Join("/run/netns", name)
-	if err := n.ensurePod(podUID, name, a.IPs); err != nil {
+	if err := n.ensurePod(pod.UID, name, a.IPs); err != nil {
 		return Allocation{}, fmt.Errorf("set up pod namespace: %w", err)
 	}
-	if err := n.publish(podUID, a.IPs, ports); err != nil {
+	if err := n.publish(pod.UID, a.IPs, pod.Ports, n.podVeth(pod.UID)); err != nil {
 		return Allocation{}, err
 	}
 	return a, nil
 }
 
 // Retake implements Namespacer.
-func (n *Namespaced) Retake(_ context.Context, podUID string, previous Allocation) error {
+func (n *Namespaced) Retake(ctx context.Context, podUID string, previous Allocation) error {
+	if n.plugins != nil && n.plugins.Has(n.podNamespace(podUID)) {
+		return n.retakeAttached(ctx, podUID, previous)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	a, err := n.allocate(podUID, &previous)
@@ -95,23 +106,31 @@ func (n *Namespaced) allocate(podUID string, previous *Allocation) (Allocation, 
 	return a, nil
 }
 
-func (n *Namespaced) ensurePod(uid, name string, ips []netip.Addr) error {
+// ensureNamed opens the namespace, and makes it where it is not there.
+func ensureNamed(name string) (ns netns.NsHandle, inside *netlink.Handle, err error) {
 	p := filepath.Join("/run/netns", name)
-	ns, err := netns.GetFromPath(p)
-	if err != nil {
+	if ns, err = netns.GetFromPath(p); err != nil {
 		_ = os.Remove(p) // a bare file without a mount: left by a crash
 		if err := createNamed(name); err != nil {
-			return err
+			return ns, nil, err
 		}
 		if ns, err = netns.GetFromPath(p); err != nil {
-			return fmt.Errorf("open %s: %w", p, err)
+			return ns, nil, fmt.Errorf("open %s: %w", p, err)
 		}
 	}
-	defer func() { _ = ns.Close() }()
-	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("netlink in %s: %w", name, err)
+	if inside, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
+		_ = ns.Close()
+		return ns, nil, fmt.Errorf("netlink in %s: %w", name, err)
 	}
+	return ns, inside, nil
+}
+
+func (n *Namespaced) ensurePod(uid, name string, ips []netip.Addr) error {
+	ns, inside, err := ensureNamed(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
 	defer inside.Close()
 	host, err := n.ensurePodPair(uid, inside, ns)
 	if err != nil {

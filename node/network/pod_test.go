@@ -97,15 +97,15 @@ func TestPodNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, err := n.SetupNamespace(ctx, "one", []HostPort{{Host: 32080, Container: 80, Protocol: "TCP"}}, nil)
+	one, err := n.SetupNamespace(ctx, Pod{UID: "one", Ports: []HostPort{{Host: 32080, Container: 80, Protocol: "TCP"}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := n.SetupNamespace(ctx, "two", nil, nil)
+	two, err := n.SetupNamespace(ctx, Pod{UID: "two"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := n.SetupNamespace(ctx, "two", nil, &two); err != nil || again.IP != two.IP || again.Namespace != two.Namespace {
+	if again, err := n.SetupNamespace(ctx, Pod{UID: "two"}, &two); err != nil || again.IP != two.IP || again.Namespace != two.Namespace {
 		t.Errorf("a second set-up: %+v, %v", again, err)
 	}
 	answer(t, one.Namespace, "one", 80)

@@ -188,7 +188,7 @@ func TestPodsSwitchForwardingOn(t *testing.T) {
 			return
 		}
 		n.RememberIn(dir)
-		if err := n.publish("u", []netip.Addr{netip.MustParseAddr("10.242.77.2")}, nil); err != nil || n.natError != nil {
+		if err := n.publish("u", []netip.Addr{netip.MustParseAddr("10.242.77.2")}, nil, ""); err != nil || n.natError != nil {
 			t.Error(err, n.natError)
 		}
 		wantValues(t, "published", map[string]string{"ipv4/ip_forward": "1"})
