@@ -51,6 +51,14 @@ micro() { # package, benchmark, -benchtime, unit, what, target, test of the figu
   done <"$out.bin"
 }
 
+# What ours is measured beside, where it can be installed.
+if ! command -v nginx >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  # Not the service: the bench runs it in the foreground.
+  apt-get update -qq || true
+  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light libnginx-mod-stream >/dev/null 2>&1 ||
+    echo "nginx cannot be installed: rows say nothing of it"
+fi
+
 machine="$(nproc) cores, $(awk -F': ' '/^(model name|Model|uarch)/ { print $2; exit }' /proc/cpuinfo), $(awk '/^MemTotal/ { printf "%.1f GiB", $2 / 1048576 }' /proc/meminfo), Linux $(uname -r) $(uname -m)"
 first=$(load)
 echo "machine: $machine; load $first"
@@ -68,6 +76,8 @@ else
   micro ./controlplane/consensus Commit 2s commits/s 'durable commits' '(none)' - 'raft-boltdb 3,095 (1), 17,770 (16), 46,825 (64)'
   micro ./controlplane/consensus Commit 1s fsyncs/commit 'fsyncs a commit' '≤ 1' 'x <= 1.001' 'raft-boltdb 2'
   micro ./runtime/images BenchmarkPullOverABreakingLink 1x x-size "pull of 200 MB over a link that breaks every 5 s, bytes sent" "≤ 1.1 × size" "x <= 1.1" "5 MB/s, Go's in-memory registry"
+  tests '^(TestProxyBesideNginx|TestIngressBesideNginx)$'
+  tests '^TestEndpointChange$'
   tests '^TestScheduling$'
   tests '^TestPlacement$'
   tests '^TestLeaderKilled$'

@@ -244,7 +244,7 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Lo
 	if err := os.MkdirAll(filepath.Join(o.state, "node"), 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
-	if p.db, err = store.Open(filepath.Join(o.state, "node", "node.db"), 10*time.Second, log); err != nil {
+	if p.db, err = openNodeDB(filepath.Join(o.state, "node"), log); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -283,6 +283,9 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Lo
 		Limited: func(v *corev1.PersistentVolume, err error) { p.agent.Limited(v, err) }})
 	if err != nil {
 		return nil, err
+	}
+	if vols.SecretsOnDisk() {
+		log.Warn("the run-time folder is on a disk: Secrets that pods are given as files lie there in clear", "dir", o.run, "hint", "--run-dir on a tmpfs, as /run is")
 	}
 	machine.Containers = func() (string, string) { return p.containers.reason, p.containers.message }
 	boot := node.BootID(o.machineBoot(), p.db)

@@ -101,6 +101,7 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 	case actFinish:
 		r.err = os.RemoveAll(w.a.podLogs(s.rec.Namespace, s.rec.Name, s.rec.UID))
 	}
+	r.err = w.a.whyMissing(r.err)
 }
 
 // prepare looks on the node first, so that what is here never waits behind

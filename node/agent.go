@@ -115,6 +115,9 @@ func New(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read assignment: %w", err)
 	}
+	if len(asg.Lost) > 0 {
+		a.log.Warn("what this node kept under seal does not open: its board or sealing key is another one; it is fetched again", "objects", len(asg.Lost))
+	}
 	a.setAssignment(asg)
 	gones, err := c.Store.Gones()
 	if err != nil {

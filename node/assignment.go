@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/node/store"
+	"github.com/dunlin-project/dunlin/node/volumes"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -226,6 +228,21 @@ func (a *Agent) ConfigMap(namespace, name string) (*corev1.ConfigMap, bool) {
 func (a *Agent) Secret(namespace, name string) (*corev1.Secret, bool) {
 	s := &corev1.Secret{}
 	return s, a.object("Secret", namespace, name, s)
+}
+
+// whyMissing says of a Secret that is missing whether the node has it and
+// cannot open it.
+func (a *Agent) whyMissing(err error) error {
+	var m *volumes.MissingError
+	if !errors.As(err, &m) {
+		return err
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if !slices.Contains(a.asg.Lost, wire.Ref{Kind: m.Kind, Namespace: m.Namespace, Name: m.Name}) {
+		return err
+	}
+	return fmt.Errorf("%w: this node's copy is sealed for another board or key; it is fetched again as soon as a server answers", err)
 }
 
 // Token implements volumes.Source.

@@ -25,7 +25,7 @@ func BenchmarkAgentRestart(b *testing.B) {
 		link.put("Pod", wasmPod(fmt.Sprint("p", i)))
 	}
 	once := func() (time.Duration, uint64) {
-		db, err := store.Open(path, time.Second, quiet)
+		db, err := store.Open(path, nil, time.Second, quiet)
 		if err != nil {
 			b.Fatal(err)
 		}

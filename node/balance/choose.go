@@ -36,39 +36,52 @@ type candidate struct {
 	tried  bool    // could not be reached by this very connection
 }
 
-// choose picks the endpoint of a new connection; -1 is none. Pure.
+// Classes of candidates: a better one is always preferred, whatever the load.
+const (
+	classReady = iota
+	classReadyFailed
+	classServing // terminates and still serves (KEP-1669)
+	classServingFailed
+	classUnusable
+)
+
+func (c *candidate) class(local bool) int {
+	class := classUnusable
+	switch {
+	case c.tried, local && c.tier != sameNode:
+		return class
+	case c.state&wire.EndpointReady != 0:
+		class = classReady
+	case c.state&wire.EndpointServing != 0 && c.state&wire.EndpointTerminating != 0:
+		class = classServing
+	default:
+		return class
+	}
+	if c.failed {
+		class++
+	}
+	return class
+}
+
+// choose picks the endpoint of a new connection among n, of which look says
+// what there is to know; -1 is none. Pure.
 //
 // Those that are ready and do not terminate come first; without any, those
-// that still serve while they terminate (KEP-1669). Among them the least
-// loaded by weight, near ones first; equals take turns by weight.
-func choose(list []candidate, traffic wire.Traffic, local bool) int {
-	usable := func(c *candidate, serving bool) bool {
-		switch {
-		case c.tried, local && c.tier != sameNode:
-			return false
-		case serving:
-			return c.state&wire.EndpointServing != 0 && c.state&wire.EndpointTerminating != 0
+// that still serve while they terminate. Among them the least loaded by
+// weight, near ones first; equals take turns by weight. One pass and no
+// memory: there may be thousands.
+func choose(n int, look func(i int) candidate, traffic wire.Traffic, local bool) int {
+	var best candidate
+	at, class := -1, classUnusable
+	for i := range n {
+		c := look(i)
+		k := c.class(local)
+		if k > class || k == classUnusable || (k == class && !better(&c, &best, traffic)) {
+			continue
 		}
-		return c.state&wire.EndpointReady != 0
+		best, at, class = c, i, k
 	}
-	for _, serving := range []bool{false, true} {
-		for _, failed := range []bool{false, true} {
-			best, at := (*candidate)(nil), -1
-			for i := range list {
-				c := &list[i]
-				if !usable(c, serving) || c.failed != failed {
-					continue
-				}
-				if best == nil || better(c, best, traffic) {
-					best, at = c, i
-				}
-			}
-			if best != nil {
-				return at
-			}
-		}
-	}
-	return -1
+	return at
 }
 
 // better says whether a is to be taken rather than b.
@@ -88,12 +101,6 @@ func better(a, b *candidate, traffic wire.Traffic) bool {
 		return la < lb
 	}
 	return a.pass < b.pass
-}
-
-// reachable says whether a Service has anything to connect to; where it has
-// not, nobody listens, and clients are refused at once.
-func reachable(list []candidate, local bool) bool {
-	return choose(list, wire.TrafficDefault, local) >= 0
 }
 
 const (

@@ -14,7 +14,7 @@ func TestNearOnesFirstThenSpill(t *testing.T) {
 	list := []candidate{{tier: elsewhere, weight: 1, state: readyState}, {tier: sameZone, weight: 1, state: readyState}, {tier: sameNode, weight: 1, state: readyState}}
 	var got []int
 	for range 12 {
-		i := choose(list, wire.TrafficDefault, false)
+		i := choose(len(list), func(i int) candidate { return list[i] }, wire.TrafficDefault, false)
 		list[i].active++
 		got = append(got, list[i].active*0+i)
 	}
@@ -26,7 +26,7 @@ func TestNearOnesFirstThenSpill(t *testing.T) {
 		traffic wire.Traffic
 		want    int
 	}{{wire.TrafficSameNode, 2}, {wire.TrafficSameZone, 1}} {
-		if i := choose(list, c.traffic, false); i != c.want {
+		if i := choose(len(list), func(i int) candidate { return list[i] }, c.traffic, false); i != c.want {
 			t.Errorf("traffic %d goes to %d", c.traffic, i)
 		}
 	}
@@ -37,7 +37,7 @@ func TestWeightsShare(t *testing.T) {
 	list := []candidate{{weight: 9, state: readyState}, {weight: 1, state: readyState}}
 	n := [2]int{}
 	for range 1000 {
-		i := choose(list, wire.TrafficDefault, false)
+		i := choose(len(list), func(i int) candidate { return list[i] }, wire.TrafficDefault, false)
 		n[i]++
 		list[i].pass += 1 / list[i].weight
 	}
@@ -78,7 +78,7 @@ func TestChooseProperties(t *testing.T) {
 		for _, c := range list {
 			best = min(best, class(c))
 		}
-		i := choose(list, wire.Traffic(rapid.IntRange(0, 2).Draw(t, "traffic")), local)
+		i := choose(len(list), func(i int) candidate { return list[i] }, wire.Traffic(rapid.IntRange(0, 2).Draw(t, "traffic")), local)
 		switch {
 		case i < 0 && best != 9:
 			t.Fatalf("nobody, of %+v", list)

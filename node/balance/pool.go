@@ -52,7 +52,7 @@ func (p *Pool) Rebuild(name, node, zone string) {
 			k := TargetKey{name, port.Name, port.Protocol}
 			t := p.Targets[k]
 			if t == nil {
-				t = newTarget()
+				t = new(Target)
 				p.Targets[k] = t
 			}
 			t.set(svc, p.choices(name, port, node, zone))

@@ -77,6 +77,7 @@ type choice struct {
 	tier   tier
 	weight float64
 	state  uint8
+	pass   float64 // see candidate
 }
 
 // Target is one port of a Service: what a listener leads to.
@@ -84,7 +85,6 @@ type Target struct {
 	mu       sync.Mutex
 	svc      *wire.Service
 	choices  []choice
-	pass     map[*Backend]float64
 	affinity map[netip.Addr]sticky
 }
 
@@ -97,29 +97,28 @@ type sticky struct {
 // maxSticky bounds the clients that one port of a Service remembers.
 const maxSticky = 16384
 
-func newTarget() *Target { return &Target{pass: map[*Backend]float64{}} }
-
 // set replaces what the target leads to.
 func (t *Target) set(svc *wire.Service, choices []choice) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.svc, t.choices = svc, choices
 	// A newcomer starts where the others are, or it would get all until then.
-	least, known := 0.0, false
-	for _, c := range choices {
-		if p, ok := t.pass[c.b]; ok && (!known || p < least) {
+	old, least, known := make(map[*Backend]float64, len(t.choices)), 0.0, false
+	for _, c := range t.choices {
+		old[c.b] = c.pass
+	}
+	for i := range choices {
+		if p, ok := old[choices[i].b]; ok && (!known || p < least) {
 			least, known = p, true
 		}
 	}
-	next := make(map[*Backend]float64, len(choices))
-	for _, c := range choices {
-		p, ok := t.pass[c.b]
+	for i := range choices {
+		p, ok := old[choices[i].b]
 		if !ok {
 			p = least
 		}
-		next[c.b] = p
+		choices[i].pass = p
 	}
-	t.pass = next
+	t.svc, t.choices = svc, choices
 	if svc.AffinitySeconds == 0 {
 		t.affinity = nil
 	}
@@ -133,44 +132,52 @@ func (t *Target) local(external bool) bool {
 	return t.svc.InternalLocal
 }
 
-func (t *Target) candidates(now time.Time, tried map[*Backend]bool) []candidate {
-	out := make([]candidate, len(t.choices))
-	for i, c := range t.choices {
-		out[i] = candidate{tier: c.tier, weight: c.weight, state: c.state, active: int(c.b.Active.Load()),
-			pass: t.pass[c.b], failed: c.b.failed.Load() > now.UnixNano(), tried: tried[c.b]}
-	}
-	return out
+// candidate is what choose has to know of a choice.
+func (c *choice) candidate(now int64, tried map[*Backend]bool) candidate {
+	return candidate{tier: c.tier, weight: c.weight, state: c.state, active: int(c.b.Active.Load()),
+		pass: c.pass, failed: c.b.failed.Load() > now, tried: len(tried) > 0 && tried[c.b]}
 }
 
-// Reachable says whether there is anything to connect to.
+// Reachable says whether there is anything to connect to; where there is not,
+// nobody listens, and clients are refused at once.
 func (t *Target) Reachable(external bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return reachable(t.candidates(time.Now(), nil), t.local(external))
+	local := t.local(external)
+	for i := range t.choices {
+		if c := t.choices[i].candidate(0, nil); c.class(local) != classUnusable {
+			return true
+		}
+	}
+	return false
 }
 
 // Pick chooses the backend of a client's new connection; nil is none.
 func (t *Target) Pick(client netip.Addr, external bool, tried map[*Backend]bool) *Backend {
 	now := time.Now()
+	nanos := now.UnixNano()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	list := t.candidates(now, tried)
+	local := t.local(external)
 	if t.svc.AffinitySeconds > 0 {
 		if s, ok := t.affinity[client]; ok && now.Before(s.until) {
-			for i := range list {
-				if t.choices[i].b == s.b && !list[i].tried && choose(list[i:i+1], wire.TrafficDefault, t.local(external)) == 0 && list[i].state&wire.EndpointReady != 0 {
+			for i := range t.choices {
+				if t.choices[i].b != s.b {
+					continue
+				}
+				if c := t.choices[i].candidate(nanos, tried); c.class(local) <= classReadyFailed {
 					t.stick(client, s.b, now)
 					return s.b
 				}
 			}
 		}
 	}
-	i := choose(list, t.svc.Traffic, t.local(external))
+	i := choose(len(t.choices), func(i int) candidate { return t.choices[i].candidate(nanos, tried) }, t.svc.Traffic, local)
 	if i < 0 {
 		return nil
 	}
 	b := t.choices[i].b
-	t.pass[b] += 1 / t.choices[i].weight
+	t.choices[i].pass += 1 / t.choices[i].weight
 	if t.svc.AffinitySeconds > 0 {
 		t.stick(client, b, now)
 	}

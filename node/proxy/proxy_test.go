@@ -20,6 +20,8 @@ import (
 	"github.com/dunlin-project/dunlin/wire"
 )
 
+const readyState = wire.EndpointReady | wire.EndpointServing
+
 func TestMain(m *testing.M) {
 	MaybeRun() // the test binary is its own proxy
 	os.Exit(m.Run())

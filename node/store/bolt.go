@@ -41,6 +41,7 @@ var buckets = []string{bucketMeta, bucketAssignment, bucketObjects, bucketPods, 
 // Bolt is the Store on disk.
 type Bolt struct {
 	db       *bbolt.DB
+	seal     *Seal
 	pageSize int
 	boots    uint64
 	commits  atomic.Uint64
@@ -69,12 +70,13 @@ func (b *Bolt) update(f func(tx *bbolt.Tx) error) error {
 // Open opens or makes the database at path, waiting at most wait for another
 // process to let go of it. A damaged file is moved aside (path + ".damaged")
 // with one clear line, and an empty database takes its place: the pods are
-// learnt again from the control plane, and what runs is adopted.
-func Open(path string, wait time.Duration, log *slog.Logger) (*Bolt, error) {
+// learnt again from the control plane, and what runs is adopted. Secrets are
+// kept under seal; those of a file from before that are sealed at once.
+func Open(path string, seal *Seal, wait time.Duration, log *slog.Logger) (*Bolt, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("open node database: %w", err)
 	}
-	b, err := open(path, wait)
+	b, err := openSealed(path, seal, wait, log)
 	if err == nil || !errors.Is(err, ErrDamaged) {
 		return b, err
 	}
@@ -84,10 +86,31 @@ func Open(path string, wait time.Duration, log *slog.Logger) (*Bolt, error) {
 	}
 	log.Error("node database is damaged: starting with an empty one; pods are learnt again and running ones adopted",
 		"path", path, "moved_to", to, "err", err)
-	return open(path, wait)
+	return open(path, seal, wait)
 }
 
-func open(path string, wait time.Duration) (b *Bolt, err error) {
+// openSealed opens, and sees to it that no Secret is in the file in clear.
+func openSealed(path string, seal *Seal, wait time.Duration, log *slog.Logger) (*Bolt, error) {
+	b, err := open(path, seal, wait)
+	if err != nil {
+		return nil, err
+	}
+	old, err := b.sealOld()
+	if old && err == nil {
+		if err = b.rewrite(path); err == nil {
+			if err := b.Close(); err != nil {
+				return nil, err
+			}
+			return open(path, seal, wait)
+		}
+	}
+	if err != nil { // a full disk: what is known starts all the same
+		log.Warn("Secrets of an older version are still readable in the node database; the next start tries again to seal them", "path", path, "error", err)
+	}
+	return b, nil
+}
+
+func open(path string, seal *Seal, wait time.Duration) (b *Bolt, err error) {
 	// bbolt panics on damaged pages, in goroutines of its own too, and reads
 	// past the end of a truncated file fault. So the structure is checked
 	// first, on plain bytes.
@@ -113,7 +136,7 @@ func open(path string, wait time.Duration) (b *Bolt, err error) {
 	case err != nil:
 		return nil, fmt.Errorf("open node database %s: %w", path, err)
 	}
-	b = &Bolt{db: db, pageSize: db.Info().PageSize, spare: spare.Open(path+".spare", spareBytes)}
+	b = &Bolt{db: db, seal: seal, pageSize: db.Info().PageSize, spare: spare.Open(path+".spare", spareBytes)}
 	switch err := b.update(b.begin); {
 	case full(err):
 		// What is known must start on a full disk too, so only the boot is
@@ -152,7 +175,7 @@ func (b *Bolt) resume(tx *bbolt.Tx) error {
 
 // begin checks the format and counts the boot.
 func (b *Bolt) begin(tx *bbolt.Tx) error {
-	for _, name := range buckets {
+	for _, name := range append(buckets, bucketSealed) {
 		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
 			return err
 		}
@@ -260,37 +283,44 @@ func all[T any](db *bbolt.DB, bucket string) (out []T, err error) {
 
 // Assignment implements Store.
 func (b *Bolt) Assignment() (a Assignment, err error) {
-	err = b.db.View(func(tx *bbolt.Tx) error { return readAssignment(tx, &a) })
+	err = b.db.View(func(tx *bbolt.Tx) error { return b.readAssignment(tx, &a) })
 	return a, err
 }
 
-func readAssignment(tx *bbolt.Tx, a *Assignment) error {
+func (b *Bolt) readAssignment(tx *bbolt.Tx, a *Assignment) error {
 	a.Objects = map[string]wire.Object{}
 	if err := each(tx, bucketAssignment, func(h header) { h.into(a) }); err != nil {
 		return err
 	}
-	return each(tx, bucketObjects, func(o wire.Object) { a.Objects[o.UID] = o })
+	if err := each(tx, bucketObjects, func(o wire.Object) { a.Objects[o.UID] = o }); err != nil {
+		return err
+	}
+	return b.readSealed(tx, a)
 }
 
 // SaveAssignment implements Store.
 func (b *Bolt) SaveAssignment(a Assignment) error {
 	err := b.update(func(tx *bbolt.Tx) error {
+		// Missing only where the disk was full at the start.
+		if _, err := tx.CreateBucketIfNotExists([]byte(bucketSealed)); err != nil {
+			return err
+		}
 		var old Assignment
-		if err := readAssignment(tx, &old); err != nil {
+		if err := b.readAssignment(tx, &old); err != nil {
 			return err
 		}
 		add, del := changed(old.Objects, a.Objects)
 		for _, o := range add {
-			if err := put(tx, bucketObjects, o.UID, o); err != nil {
+			if err := b.putObject(tx, o); err != nil {
 				return err
 			}
 		}
-		for _, uid := range del {
-			if err := tx.Bucket([]byte(bucketObjects)).Delete([]byte(uid)); err != nil {
+		for _, uid := range append(del, b.sealedShut(tx, a)...) {
+			if err := deleteObject(tx, uid); err != nil {
 				return err
 			}
 		}
-		return put(tx, bucketAssignment, keyHeader, headerOf(a))
+		return b.putHeader(tx, a)
 	})
 	if err != nil {
 		return fmt.Errorf("save assignment: %w", err)

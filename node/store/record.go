@@ -17,14 +17,17 @@ type header struct {
 	Keyring    [][]byte `cbor:"5,keyasint,omitempty"`
 	Site       string   `cbor:"6,keyasint,omitempty"`
 	Seeds      []string `cbor:"7,keyasint,omitempty"`
+	// SealedGeneration is the generation of an assignment of which part is
+	// sealed; Generation is 0 then.
+	SealedGeneration uint64 `cbor:"8,keyasint,omitempty"`
 }
 
 func headerOf(a Assignment) header {
-	return header{a.Epoch, a.Generation, a.PodCIDRs, a.Servers, a.Keyring, a.Site, a.Seeds}
+	return header{Epoch: a.Epoch, Generation: a.Generation, PodCIDRs: a.PodCIDRs, Servers: a.Servers, Keyring: a.Keyring, Site: a.Site, Seeds: a.Seeds}
 }
 
 func (h header) into(a *Assignment) {
-	a.Epoch, a.Generation, a.PodCIDRs, a.Servers = h.Epoch, h.Generation, h.PodCIDRs, h.Servers
+	a.Epoch, a.Generation, a.PodCIDRs, a.Servers = h.Epoch, max(h.Generation, h.SealedGeneration), h.PodCIDRs, h.Servers
 	a.Keyring, a.Site, a.Seeds, a.Known = h.Keyring, h.Site, h.Seeds, true
 }
 

@@ -37,6 +37,10 @@ type Assignment struct {
 	Site     string
 	Seeds    []string
 	Objects  map[string]wire.Object // by uid
+	// Lost names what was stored and cannot be opened: the sealing key or the
+	// board is another one. Generation is 0 then, so it is fetched again. Not
+	// stored.
+	Lost []wire.Ref
 }
 
 // Exit is how an attempt of a container ended.

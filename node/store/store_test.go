@@ -24,11 +24,20 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func openBolt(t testing.TB, path string) *Bolt {
 	t.Helper()
-	b, err := Open(path, 100*time.Millisecond, quiet)
+	b, err := Open(path, testSeal(t, ""), 100*time.Millisecond, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
+}
+
+func testSeal(t testing.TB, facts string) *Seal {
+	t.Helper()
+	s, err := NewSeal(make([]byte, sealKeySize), facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // both runs one suite over both implementations; reopen closes and opens.
@@ -174,7 +183,7 @@ func TestLockedDatabaseIsNotTouched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	b := openBolt(t, path)
 	defer func() { _ = b.Close() }()
-	if _, err := Open(path, 0, quiet); !errors.Is(err, ErrLocked) {
+	if _, err := Open(path, testSeal(t, ""), 0, quiet); !errors.Is(err, ErrLocked) {
 		t.Fatalf("second open: %v", err)
 	}
 	if _, err := os.Stat(path + ".damaged"); err == nil {
@@ -190,7 +199,7 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	must(t, put(tx, bucketMeta, keyFormat, uint64(format+1)))
 	must(t, tx.Commit())
 	must(t, b.Close())
-	if _, err := Open(path, 0, quiet); !errors.Is(err, ErrNewer) {
+	if _, err := Open(path, testSeal(t, ""), 0, quiet); !errors.Is(err, ErrNewer) {
 		t.Fatalf("open: %v", err)
 	}
 }
@@ -235,7 +244,7 @@ func TestDamageNeverPanics(t *testing.T) {
 		path := filepath.Join(dir, "node.db")
 		_ = os.Remove(path + ".damaged")
 		must(t, os.WriteFile(path, raw, 0o600))
-		b, err := Open(path, 0, quiet)
+		b, err := Open(path, testSeal(t, ""), 0, quiet)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

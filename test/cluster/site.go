@@ -12,11 +12,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -124,6 +126,24 @@ func (m *Machine) enter(args ...string) []string {
 
 // Path of the machine's network namespace.
 func (m *Machine) Path() string { return "/run/netns/" + m.ns }
+
+// Inside runs f on a thread inside the network namespace at path.
+func Inside(path string, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with it
+		ns, err := os.Open(path)
+		if err == nil {
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+			_ = ns.Close()
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
 
 // Cut takes the machine's link down, Heal up again.
 func (m *Machine) Cut() { m.s.t.Helper(); m.s.ip("link", "set", m.veth, "down") }

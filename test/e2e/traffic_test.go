@@ -10,9 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +19,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/dunlin-project/dunlin/node/proxy"
@@ -70,23 +67,10 @@ func (f *fleet) importHello() {
 	}
 }
 
-// on runs f on a thread inside a machine's network.
+// on runs f inside a machine's network.
 func on(t *testing.T, path string, f func() error) error {
 	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with it
-		ns, err := os.Open(path)
-		if err == nil {
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-			_ = ns.Close()
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
+	return cluster.Inside(path, f)
 }
 
 // patiently polls while servers may be dead, which Eventually takes for a
