@@ -12,6 +12,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/dunlin-project/dunlin/internal/scratch"
 )
 
 // ErrCorrupt says that a file exists but is empty, truncated, NUL-filled or
@@ -33,7 +35,7 @@ func Write(path string, data []byte, perm fs.FileMode) error {
 // is not ours (PEM, kubeconfig).
 func WriteRaw(path string, data []byte, perm fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".tmp*")
+	f, err := temporary(dir, "."+filepath.Base(path)+".tmp*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -53,14 +55,29 @@ func WriteRaw(path string, data []byte, perm fs.FileMode) (err error) {
 	if err = f.Sync(); err != nil {
 		return err
 	}
-	if err = f.Close(); err != nil {
-		return err
-	}
+	// Closed after it has its name: until then a Sweep must find it locked.
 	if err = os.Rename(f.Name(), path); err != nil {
 		return err
 	}
+	_ = f.Close()
 	return SyncDir(dir)
 }
+
+// temporary is a file that its maker holds a lock on, where the filesystem has
+// locks (a home folder on a network may not).
+func temporary(dir, pattern string) (*os.File, error) {
+	f, err := scratch.File(dir, pattern)
+	if err == nil {
+		return f, nil
+	}
+	if f != nil {
+		_ = os.Remove(f.Name())
+	}
+	return os.CreateTemp(dir, pattern)
+}
+
+// Sweep removes what killed writers left in a folder.
+func Sweep(dir string) { scratch.Sweep(dir, ".*.tmp*") }
 
 // Read returns what Write wrote. fs.ErrNotExist if there is none, ErrCorrupt
 // if it is damaged.

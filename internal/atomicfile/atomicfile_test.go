@@ -45,3 +45,32 @@ func TestReadAcceptsOnlyWhatWriteWrote(t *testing.T) {
 		t.Fatalf("temporary files left: %v", entries)
 	}
 }
+
+// What a killed writer left goes, what is being written stays.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	left := filepath.Join(dir, ".a.json.tmp123")
+	if err := os.WriteFile(left, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := temporary(dir, ".b.json.tmp*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteRaw(filepath.Join(dir, "c.json"), []byte("whole"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	Sweep(dir)
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left over: %v", err)
+	}
+	if _, err := os.Stat(f.Name()); err != nil {
+		t.Errorf("what is being written: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "c.json")); err != nil || string(b) != "whole" {
+		t.Errorf("%s, %v", b, err)
+	}
+}

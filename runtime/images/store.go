@@ -82,6 +82,9 @@ func Open(cfg Config) (*Store, error) {
 		}
 	}
 	scratch.Sweep(s.path("tmp"), "*")
+	for _, d := range []string{"names", "layers", "partial", "blobs/sha256"} {
+		atomicfile.Sweep(s.path(d))
+	}
 	s.sweepPartial()
 	return s, s.sweepLayers()
 }

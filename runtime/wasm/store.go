@@ -67,7 +67,7 @@ func NewStore(dir string, maxBytes int64, fetcher Fetcher, log *slog.Logger) (*S
 		}
 	}
 	s.sweep()
-	sweepOld(filepath.Join(dir, "names"), ".*.tmp*")
+	atomicfile.Sweep(s.NamesDir())
 	return s, nil
 }
 

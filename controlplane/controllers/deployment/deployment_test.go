@@ -20,12 +20,23 @@ import (
 type cluster struct {
 	*fixture.World
 	loops []*loop.Controller
+	// bubble says that the test runs in one of testing/synctest, and that
+	// monotonic time passes with the wall clock's.
+	bubble bool
+}
+
+// pass lets time pass.
+func (c *cluster) pass(d time.Duration) {
+	c.Advance(d)
+	if c.bubble {
+		time.Sleep(d)
+	}
 }
 
 func newCluster(t *testing.T) *cluster {
 	w := fixture.New(t)
 	w.AddNode("n1")
-	return &cluster{w, []*loop.Controller{New(w.Env()), replicaset.New(w.Env())}}
+	return &cluster{World: w, loops: []*loop.Controller{New(w.Env()), replicaset.New(w.Env())}}
 }
 
 // turn runs the controllers to rest, then lets nodes report once.
@@ -34,7 +45,7 @@ func (c *cluster) turn(ready func(*corev1.Pod) bool) {
 	c.Settle(c.loops...)
 	c.BindAll("n1")
 	c.Report(ready)
-	c.Advance(time.Second)
+	c.pass(time.Second)
 	c.check()
 }
 

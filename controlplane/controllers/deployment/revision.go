@@ -154,7 +154,7 @@ func newSet(d *appsv1.Deployment, rev int64) (*appsv1.ReplicaSet, error) {
 			Name: d.Name + "-" + hash, Namespace: d.Namespace, Labels: maps.Clone(t.Labels),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))},
 		},
-		Spec: appsv1.ReplicaSetSpec{Replicas: &zero, MinReadySeconds: d.Spec.MinReadySeconds, Selector: sel, Template: *t},
+		Spec: appsv1.ReplicaSetSpec{Replicas: &zero, MinReadySeconds: minReady(d), Selector: sel, Template: *t},
 	}
 	annotate(d, rs, rev, false)
 	return rs, nil

@@ -68,6 +68,24 @@ func wantsRollback(d *appsv1.Deployment) (on bool, percent int) {
 	return on && err == nil, percent
 }
 
+// settleMost is the most that a pod must stay Ready before it counts.
+const settleMost = 10 // seconds
+
+// minReady is for how many seconds a pod must be Ready before it counts as
+// available. A pod without a readiness probe is Ready for the moment that its
+// program needs to fail: where the user wants bad versions to be left, and
+// said nothing, such a moment must not cost a good pod. A quarter of the
+// deadline leaves time for all of them to become available in turn.
+func minReady(d *appsv1.Deployment) int32 {
+	if on, _ := wantsRollback(d); !on || d.Spec.MinReadySeconds > 0 {
+		return d.Spec.MinReadySeconds
+	}
+	if !hasDeadline(d) {
+		return settleMost
+	}
+	return max(1, min(*d.Spec.ProgressDeadlineSeconds/4, settleMost))
+}
+
 // lastGood is the set to go back to: of those that were once rolled out
 // completely the newest, or else, where none is known (the annotation is
 // new), the newest one that has an available pod.

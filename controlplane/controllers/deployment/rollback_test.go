@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,6 +25,9 @@ func rollsBack(value string) func(*appsv1.Deployment) {
 		d.Spec.ProgressDeadlineSeconds = new(int32(30))
 	}
 }
+
+// settled is how many turns, of a second, make the first version available.
+const settled = 12
 
 // healthy are the images that become ready.
 func healthy(p *corev1.Pod) bool {
@@ -54,54 +58,60 @@ func TestRollbackThroughThreeBadVersions(t *testing.T) {
 	} {
 		for n := range int32(4) {
 			t.Run(fmt.Sprintf("%s, %d", name, n+1), func(t *testing.T) {
-				c := newCluster(t)
-				c.Create(web(n+1, rollsBack("true"), func(d *appsv1.Deployment) {
-					if strategy != nil {
-						d.Spec.Strategy.RollingUpdate = strategy
-					}
-					d.Spec.RevisionHistoryLimit = new(int32(0))
-				}))
-				c.turns(4, healthy)
-				pass := func(turns int) {
-					t.Helper()
-					for range turns {
-						c.turn(healthy)
-						if c.ready() == 0 {
-							t.Fatal("no healthy pod is left")
-						}
-					}
-				}
-				for round := range 2 {
-					for bad := range 3 {
-						c.change(image(fmt.Sprintf("file:///bad%d-%d.wasm", round, bad)))
-						pass([]int{5, 45}[round]) // in a row, or each after the other's end
-					}
-					pass(60)
-					d := c.get()
-					if got := reason(d, conditionRolledBack); got != "True ProgressDeadlineExceeded" || c.image() != "file:///app.wasm" {
-						t.Fatalf("%s, image %s", got, c.image())
-					}
-					if s := d.Status; s.AvailableReplicas != n+1 || s.Replicas != n+1 || reason(d, appsv1.DeploymentProgressing) != "True NewReplicaSetAvailable" {
-						t.Fatalf("status %+v", s)
-					}
-				}
-				if got := len(c.Events.With("DeploymentRollback")); got != 4 {
-					t.Fatalf("%d events", got)
-				}
-				// A good one is rolled out, and the condition goes.
-				c.change(image("file:///good.wasm"))
-				pass(20)
-				if got := reason(c.get(), conditionRolledBack); got != "" || c.image() != "file:///good.wasm" || c.get().Annotations[manifests.AnnotationRolledBack] != "" {
-					t.Fatalf("%q, image %s, %v", got, c.image(), c.get().Annotations)
-				}
-				before := c.Machine.Snapshot().ResourceVersion()
-				c.Advance(time.Hour)
-				c.Settle(c.loops...)
-				if after := c.Machine.Snapshot().ResourceVersion(); after != before {
-					t.Fatalf("idle writes: %d -> %d", before, after)
-				}
+				synctest.Test(t, func(t *testing.T) { threeBadVersions(t, n, strategy) })
 			})
 		}
+	}
+}
+
+func threeBadVersions(t *testing.T, n int32, strategy *appsv1.RollingUpdateDeployment) {
+	t.Helper()
+	c := newCluster(t)
+	c.bubble = true
+	c.Create(web(n+1, rollsBack("true"), func(d *appsv1.Deployment) {
+		if strategy != nil {
+			d.Spec.Strategy.RollingUpdate = strategy
+		}
+		d.Spec.RevisionHistoryLimit = new(int32(0))
+	}))
+	c.turns(settled, healthy)
+	pass := func(turns int) {
+		t.Helper()
+		for range turns {
+			c.turn(healthy)
+			if c.ready() == 0 {
+				t.Fatal("no healthy pod is left")
+			}
+		}
+	}
+	for round := range 2 {
+		for bad := range 3 {
+			c.change(image(fmt.Sprintf("file:///bad%d-%d.wasm", round, bad)))
+			pass([]int{5, 45}[round]) // in a row, or each after the other's end
+		}
+		pass(60)
+		d := c.get()
+		if got := reason(d, conditionRolledBack); got != "True ProgressDeadlineExceeded" || c.image() != "file:///app.wasm" {
+			t.Fatalf("%s, image %s", got, c.image())
+		}
+		if s := d.Status; s.AvailableReplicas != n+1 || s.Replicas != n+1 || reason(d, appsv1.DeploymentProgressing) != "True NewReplicaSetAvailable" {
+			t.Fatalf("status %+v", s)
+		}
+	}
+	if got := len(c.Events.With("DeploymentRollback")); got != 4 {
+		t.Fatalf("%d events", got)
+	}
+	// A good one is rolled out, and the condition goes.
+	c.change(image("file:///good.wasm"))
+	pass(45)
+	if got := reason(c.get(), conditionRolledBack); got != "" || c.image() != "file:///good.wasm" || c.get().Annotations[manifests.AnnotationRolledBack] != "" {
+		t.Fatalf("%q, image %s, %v", got, c.image(), c.get().Annotations)
+	}
+	before := c.Machine.Snapshot().ResourceVersion()
+	c.Advance(time.Hour)
+	c.Settle(c.loops...)
+	if after := c.Machine.Snapshot().ResourceVersion(); after != before {
+		t.Fatalf("idle writes: %d -> %d", before, after)
 	}
 }
 
@@ -123,9 +133,14 @@ func TestRollbackNeedsAGoodRevision(t *testing.T) {
 // TestRollbackWhenPodsCrash: with a percentage it does not take until the
 // deadline, and one crash is none.
 func TestRollbackWhenPodsCrash(t *testing.T) {
+	synctest.Test(t, crashing)
+}
+
+func crashing(t *testing.T) {
 	c := newCluster(t)
+	c.bubble = true
 	c.Create(web(4, rollsBack("50%")))
-	c.turns(4, healthy)
+	c.turns(settled, healthy)
 	c.change(image("file:///bad.wasm"))
 	c.turns(3, healthy)
 	crash := func(times int32) {
@@ -139,7 +154,7 @@ func TestRollbackWhenPodsCrash(t *testing.T) {
 					LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}}}}
 			})
 		}
-		c.Advance(look)
+		c.pass(look)
 		c.Settle(c.loops...)
 	}
 	crash(1)
@@ -160,8 +175,18 @@ func TestRollbackWhenPodsCrash(t *testing.T) {
 // writes: bad versions are left, good ones kept, the last healthy pod is never
 // taken, and there are never too many.
 func TestRollbackThroughKills(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	synctest.Test(t, throughKills)
+}
+
+// noDeadline hides the one of the run, for which a bubble has no time.
+type noDeadline struct{ *testing.T }
+
+func (noDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+func throughKills(t *testing.T) {
+	rapid.Check(noDeadline{t}, func(rt *rapid.T) {
 		c := newCluster(t)
+		c.bubble = true
 		n := rapid.Int32Range(1, 4).Draw(rt, "replicas")
 		surge, unavailable := rapid.Int32Range(0, 2).Draw(rt, "surge"), rapid.Int32Range(0, n).Draw(rt, "unavailable")
 		if surge+unavailable == 0 {
@@ -171,7 +196,7 @@ func TestRollbackThroughKills(t *testing.T) {
 			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: new(intstr.FromInt32(unavailable)), MaxSurge: new(intstr.FromInt32(surge))}
 			d.Spec.RevisionHistoryLimit = new(rapid.Int32Range(0, 2).Draw(rt, "history"))
 		}))
-		c.turns(4, healthy)
+		c.turns(settled, healthy)
 		var broken error // found in a goroutine of a controller
 		check := func() {
 			if c.ready() == 0 {
@@ -197,7 +222,7 @@ func TestRollbackThroughKills(t *testing.T) {
 				c.BindAll("n1")
 				c.Report(healthy)
 			case 3:
-				c.Advance(time.Duration(rapid.IntRange(1, 40).Draw(rt, "seconds")) * time.Second)
+				c.pass(time.Duration(rapid.IntRange(1, 40).Draw(rt, "seconds")) * time.Second)
 			case 4, 5:
 				kind := rapid.SampledFrom([]string{"bad", "bad", "good"}).Draw(rt, "version")
 				if rapid.Bool().Draw(rt, "new") {
@@ -221,4 +246,33 @@ func TestRollbackThroughKills(t *testing.T) {
 			rt.Fatalf("image %s, was %s: %+v", c.image(), last, s)
 		}
 	})
+}
+
+// TestSettle: with the annotation a new pod that is Ready for a moment only
+// takes no old one's place.
+func TestSettle(t *testing.T) {
+	for _, tc := range []struct {
+		value    string
+		own      int32
+		deadline *int32
+		want     int32
+	}{
+		{"", 0, new(int32(600)), 0},
+		{"", 7, new(int32(600)), 7},
+		{"true", 0, new(int32(600)), 10},
+		{"50%", 0, new(int32(8)), 2},
+		{"50%", 0, new(int32(3)), 1},
+		{"true", 0, nil, 10},
+		{"true", 1, new(int32(600)), 1},
+		{"nonsense", 0, new(int32(600)), 0},
+	} {
+		d := web(1, rollsBack(tc.value))
+		if tc.value == "" {
+			d.Annotations = nil
+		}
+		d.Spec.MinReadySeconds, d.Spec.ProgressDeadlineSeconds = tc.own, tc.deadline
+		if got := minReady(d); got != tc.want {
+			t.Errorf("%+v: %d", tc, got)
+		}
+	}
 }

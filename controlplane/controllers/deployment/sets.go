@@ -116,10 +116,10 @@ func (r *round) updateNewSet(ctx context.Context) error {
 	rev := nextRevision(r.old)
 	probe := r.newRS.DeepCopy()
 	changed := annotate(r.d, probe, rev, true)
-	if changed || probe.Spec.MinReadySeconds != r.d.Spec.MinReadySeconds {
+	if changed || probe.Spec.MinReadySeconds != minReady(r.d) {
 		rs, err := r.updateSet(ctx, r.newRS, func(rs *appsv1.ReplicaSet) {
 			annotate(r.d, rs, rev, true)
-			rs.Spec.MinReadySeconds = r.d.Spec.MinReadySeconds
+			rs.Spec.MinReadySeconds = minReady(r.d)
 		})
 		if err != nil {
 			return err
