@@ -49,6 +49,10 @@ e2e-long: build bin/dunlin-testclock examples ## the long forms: 100 times kill 
 	DUNLIN_E2E_LOOPS=100 DUNLIN_E2E_IDLE=5m go test -count=1 -timeout 2h -v -tags e2e -run '^(TestKilledServerAdoptsItsGuests|TestIdleClusterWritesNothing)$$' ./test/e2e
 	go test -count=1 -timeout 1h -v -run '^TestCrash' ./controlplane/consensus -args -crash.all
 
+soak: build examples ## rolling restarts under 200 kept connections: no request may fail, nothing may leak; DURATION=30m, what is done is kept in bin/soak.job, so an interrupted one goes on
+	@test/setup.sh
+	DUNLIN_SOAK=$(or $(DURATION),30m) DUNLIN_SOAK_JOB=$(CURDIR)/bin/soak.job go test -count=1 -timeout 0 -v -tags e2e -run '^TestSoak$$' ./test/e2e
+
 stories: build bin/dunlin-testclock examples ## the failure stories on real processes: CYCLES=n (1) times each, or those that STORIES=regexp names; prints every cycle
 	@test/setup.sh
 	CYCLES=$(or $(CYCLES),1) go test -count=1 -timeout 12h -v -tags e2e -run '$(or $(STORIES),^TestStory)' ./test/e2e
@@ -108,7 +112,7 @@ check: ## everything that must hold before a commit
 clean: ## remove what was built
 	rm -rf bin dist
 
-.PHONY: help build examples demo test e2e e2e-long stories clients sim sim-mutants bench bench-loss cross lint vulncheck tidy check clean
+.PHONY: help build examples demo test e2e e2e-long soak stories clients sim sim-mutants bench bench-loss cross lint vulncheck tidy check clean
 
 conformance: build ## the Kubernetes conformance tests that we claim (long; SLICE=8 runs some)
 	test/clients/build.sh

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/dunlin-project/dunlin/cli/client"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 func (a *app) describeCmd() *cobra.Command {
@@ -200,6 +201,9 @@ func waitsFor(u *unstructured.Unstructured) string {
 	}
 	if u.GetKind() == "Pod" {
 		node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
+		if c := condition(u, string(manifests.ConditionDraining)); c["status"] == "True" {
+			return fmt.Sprintf("node %s to stop it: %v", node, c["message"])
+		}
 		return "node " + node + " to stop it"
 	}
 	return "its dependents"

@@ -1,6 +1,10 @@
 package manifests
 
-import "github.com/dunlin-project/dunlin/internal/outbound"
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/internal/outbound"
+)
 
 // Labels, annotations, taints and finalizers of ours.
 const (
@@ -79,3 +83,7 @@ const (
 	// it so that manifests and clients agree.
 	DefaultScheduler = "default-scheduler"
 )
+
+// ConditionDraining of a pod that ends says how many connections are still
+// open to its ports; its transition time is since when.
+const ConditionDraining corev1.PodConditionType = Prefix + "Draining"

@@ -159,7 +159,8 @@ type podState struct {
 	// ran: an earlier agent, or an earlier boot, began to start a container of
 	// it. It stays Running while all begins anew, as in upstream a pod does
 	// that is more than Pending once.
-	ran bool
+	ran   bool
+	drain draining
 }
 
 func (s podState) clone() podState {

@@ -254,6 +254,9 @@ func (s *podState) conditionsNow(phase corev1.PodPhase, now moment) []corev1.Pod
 	if v := s.rec.Verdict; v != nil && v.Reason == reasonEvicted && !v.Rejected {
 		out = append(out, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet, Message: v.Message})
 	}
+	if s.drain.known {
+		out = append(out, s.drain.condition(s.ended()))
+	}
 	for i := range out {
 		c := &out[i]
 		c.ObservedGeneration = s.pod.Generation

@@ -210,6 +210,21 @@ type stubNetwork struct {
 	pods  map[string]network.Allocation
 	cidrs []string
 	dial  func(port int32) error
+	conns int
+}
+
+// Connections implements network.ConnectionCounter.
+func (n *stubNetwork) Connections(network.Allocation, []int32) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.conns, nil
+}
+
+// connect sets how many connections are open to every pod.
+func (n *stubNetwork) connect(conns int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conns = conns
 }
 
 func (n *stubNetwork) Setup(_ context.Context, uid string, host bool, prev *network.Allocation) (network.Allocation, error) {

@@ -122,6 +122,9 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		all = false
+		if at := w.drain(); !at.IsZero() && (wake.IsZero() || at.Before(wake)) {
+			wake = at
+		}
 		if w.anyLive() && (wake.IsZero() || lookAgain.Before(wake)) {
 			wake = lookAgain
 		}

@@ -252,7 +252,7 @@ func portsText(ports map[int32]int32) (string, error) {
 func nodeOwnsCondition(t corev1.PodConditionType) bool {
 	switch t {
 	case corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized, corev1.PodReadyToStartContainers,
-		corev1.PodResizePending, corev1.PodResizeInProgress:
+		corev1.PodResizePending, corev1.PodResizeInProgress, manifests.ConditionDraining:
 		return true
 	}
 	return false

@@ -178,6 +178,7 @@ func (e *engine) Retain(keys map[string]bool) {
 // tick does what depends on time alone.
 func (e *engine) tick(now time.Time) {
 	e.drain(now)
+	e.pipes.trim()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.failures) > 0 && !e.handed {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,9 +13,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	mdns "github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/node/balance"
 	"github.com/dunlin-project/dunlin/wire"
@@ -149,6 +153,9 @@ func (e *engine) nodePortAddrs(proto string) []netip.Addr {
 		return []netip.Addr{netip.IPv6Unspecified()}
 	}
 	out := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	if hasIPv6() {
+		out = append(out, netip.IPv6Loopback())
+	}
 	for _, a := range e.cfg.NodeIPs {
 		if !slices.Contains(out, a) {
 			out = append(out, a)
@@ -156,6 +163,12 @@ func (e *engine) nodePortAddrs(proto string) []netip.Addr {
 	}
 	return out
 }
+
+// hasIPv6 says whether the kernel has it and its loopback has an address.
+var hasIPv6 = sync.OnceValue(func() bool {
+	b, err := os.ReadFile("/proc/net/if_inet6")
+	return err == nil && bytes.Contains(b, []byte("00000000000000000000000000000001 "))
+})
 
 // listen brings the listeners to what is wanted. e.mu is held.
 func (e *engine) listen() {
@@ -272,7 +285,7 @@ func (l *listener) adopt(p place, f *os.File) error {
 func (l *listener) listen(p place) error {
 	var err error
 	for _, addr := range p.attempts() {
-		var lc net.ListenConfig
+		lc := net.ListenConfig{Control: p.control}
 		if p.protocol == "tcp" {
 			var x net.Listener
 			if x, err = lc.Listen(context.Background(), "tcp", addr); err == nil {
@@ -286,6 +299,18 @@ func (l *listener) listen(p place) error {
 			l.udp = x.(*net.UDPConn)
 			return nil
 		}
+	}
+	return err
+}
+
+// control lets a socket have an address that only a route makes local: IPv4's
+// bind asks the routes, IPv6's the interfaces' addresses alone.
+func (p place) control(_, _ string, c syscall.RawConn) (err error) {
+	if !p.addr.Addr().Is6() || (p.where != inside && p.where != dnsPlace) {
+		return nil
+	}
+	if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) }); cerr != nil {
+		return cerr
 	}
 	return err
 }

@@ -17,6 +17,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"runtime"
 
 	"github.com/dunlin-project/dunlin/node/companion"
 	"github.com/dunlin-project/dunlin/node/services"
@@ -53,6 +54,8 @@ type Status struct {
 	// Ports are where Services are reached without root: namespace/name:port to
 	// an address.
 	Ports map[string]string `cbor:"11,keyasint,omitempty"`
+	// Goroutines are what a leak would show in.
+	Goroutines int `cbor:"12,keyasint,omitempty"`
 }
 
 // Status implements companion.Worker.
@@ -60,7 +63,7 @@ func (e *engine) Status(h companion.Head) any {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := &Status{Build: h.Build, PID: h.PID, Listeners: len(e.listeners), Connections: e.counters.conns.Load(), UDPFlows: e.counters.udp.Load(),
-		Refused: e.counters.refused.Load(), Failed: e.counters.failed.Load(), Drained: e.counters.drained.Load(), Services: len(e.pool.Tables.Services)}
+		Refused: e.counters.refused.Load(), Failed: e.counters.failed.Load(), Drained: e.counters.drained.Load(), Services: len(e.pool.Tables.Services), Goroutines: runtime.NumGoroutine()}
 	for pl, f := range e.failures {
 		if s.Failures == nil {
 			s.Failures = map[string]string{}

@@ -30,6 +30,7 @@ type pipe struct{ r, w int }
 type pipePool struct {
 	mu   sync.Mutex
 	free []*pipe
+	idle int // of free, how many nobody needed since the last trim
 }
 
 const freePipes = 64
@@ -39,6 +40,7 @@ func (p *pipePool) get() (*pipe, error) {
 	if n := len(p.free); n > 0 {
 		x := p.free[n-1]
 		p.free = p.free[:n-1]
+		p.idle = min(p.idle, n-1)
 		p.mu.Unlock()
 		return x, nil
 	}
@@ -60,6 +62,20 @@ func (p *pipePool) put(x *pipe) {
 		return
 	}
 	x.close()
+}
+
+// trim closes half of the pipes that nobody needed since it was last called: a
+// burst is not paid for with descriptors for ever.
+func (p *pipePool) trim() {
+	p.mu.Lock()
+	n := len(p.free) - (p.idle+1)/2
+	out := p.free[n:]
+	p.free = p.free[:n:n]
+	p.idle = n
+	p.mu.Unlock()
+	for _, x := range out {
+		x.close()
+	}
 }
 
 func (x *pipe) close() {

@@ -44,8 +44,22 @@ func clusterIP(t *testing.T, c *cluster.Cluster, name string) (ip string, nodePo
 }
 
 // get asks on a connection of its own.
-func get(u string) (string, error) {
-	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+func get(u string) (string, error) { return getBy(u, (&net.Dialer{}).DialContext) }
+
+// getOn asks from inside a network namespace. A client's connections are made
+// by goroutines of its own, so it is the dialling that has to go there.
+func getOn(path, u string) (string, error) {
+	return getBy(u, func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+		err = cluster.Inside(path, func() (err error) {
+			c, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+			return err
+		})
+		return c, err
+	})
+}
+
+func getBy(u string, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (string, error) {
+	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	r, err := c.Get(u)
 	if err != nil {
 		return "", err
@@ -111,7 +125,8 @@ func TestServicesAnswerWithoutServers(t *testing.T) {
 		for i, a := range f.agents {
 			for _, u := range []string{"http://" + ip + "/", fmt.Sprintf("http://127.0.0.1:%d/", port)} {
 				patiently(t, fmt.Sprintf("%s answers on %s %s", u, a.Name, where), func() error {
-					return on(t, f.machines[i].Path(), func() error { _, err := get(u); return err })
+					_, err := getOn(f.machines[i].Path(), u)
+					return err
 				})
 			}
 		}
@@ -151,16 +166,18 @@ func TestServicesAnswerWithoutServers(t *testing.T) {
 	f.Start() // for an orderly end
 }
 
+// drainingHello has nodes know of a pod's end before it stops.
+func drainingHello(version string) string {
+	return strings.Replace(hello(version, 3), "        readinessProbe:", "        lifecycle: {preStop: {sleep: {seconds: 1}}}\n        readinessProbe:", 1)
+}
+
 // A rolling update under constant load on connections that are kept fails no
 // request, and killing and replacing the agent and its proxy's program cuts no
 // connection.
 func TestRollingUpdateFailsNoRequest(t *testing.T) {
 	c := cluster.New(t)
 	c.Import("hello.wasm", filepath.Join(cluster.Root(t), "bin", "examples", "hello.wasm"))
-	app := func(version string) string {
-		return strings.Replace(hello(version, 3), "        readinessProbe:", "        lifecycle: {preStop: {sleep: {seconds: 1}}}\n        readinessProbe:", 1)
-	}
-	c.Apply(app("1") + "---\n" + helloService)
+	c.Apply(drainingHello("1") + "---\n" + helloService)
 	c.Run("rollout", "status", "deployment", "hello", "--timeout", "2m")
 	ip, _ := clusterIP(t, c, "hello")
 	c.Eventually(30*time.Second, "the Service answers", func() error { _, err := get("http://" + ip + "/"); return err })
@@ -186,7 +203,7 @@ func TestRollingUpdateFailsNoRequest(t *testing.T) {
 	}
 	alive("at first")
 
-	load := newLoad("http://"+ip+"/", 20)
+	load := newPacedLoad("http://"+ip+"/", 200, 100*time.Millisecond)
 	pid := proxyOf(t, c.Dir)
 	c.Kill()
 	alive("with the agent dead")
@@ -197,7 +214,7 @@ func TestRollingUpdateFailsNoRequest(t *testing.T) {
 		t.Fatalf("the proxy was process %d and is %d", pid, now)
 	}
 	before := load.done.Load()
-	c.Apply(app("3"))
+	c.Apply(drainingHello("3"))
 	c.Run("rollout", "status", "deployment", "hello", "--timeout", "3m")
 	c.Eventually(2*time.Minute, "old pods are gone", func() error {
 		if n := len(c.Pods("app=hello")); n != 3 {
@@ -212,7 +229,7 @@ func TestRollingUpdateFailsNoRequest(t *testing.T) {
 	}
 }
 
-// load asks all the time, on connections that are kept.
+// load asks all the time, each client on a connection that is kept.
 type load struct {
 	done atomic.Int64
 	mu   sync.Mutex
@@ -221,32 +238,45 @@ type load struct {
 	wg   sync.WaitGroup
 }
 
-func newLoad(u string, clients int) *load {
+// newPacedLoad has each client ask once a pace, not all at once.
+func newPacedLoad(u string, clients int, pace time.Duration) *load {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &load{end: cancel}
-	for range clients {
+	for i := range clients {
 		l.wg.Go(func() {
 			c := http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1}, Timeout: 30 * time.Second}
-			for ctx.Err() == nil {
-				r, err := c.Get(u)
-				if err == nil {
-					_, err = io.Copy(io.Discard, r.Body)
-					_ = r.Body.Close()
-					if err == nil && r.StatusCode != http.StatusOK {
-						err = errors.New(r.Status)
-					}
+			defer c.CloseIdleConnections()
+			next := time.NewTimer(pace * time.Duration(i) / time.Duration(clients))
+			defer next.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-next.C:
 				}
-				l.done.Add(1)
-				if err != nil {
-					l.mu.Lock()
-					l.errs = append(l.errs, err.Error())
-					l.mu.Unlock()
-				}
+				next.Reset(pace)
+				l.ask(&c, u)
 			}
-			c.CloseIdleConnections()
 		})
 	}
 	return l
+}
+
+func (l *load) ask(c *http.Client, u string) {
+	r, err := c.Get(u)
+	if err == nil {
+		_, err = io.Copy(io.Discard, r.Body)
+		_ = r.Body.Close()
+		if err == nil && r.StatusCode != http.StatusOK {
+			err = errors.New(r.Status)
+		}
+	}
+	l.done.Add(1)
+	if err != nil {
+		l.mu.Lock()
+		l.errs = append(l.errs, time.Now().Format("15:04:05 ")+err.Error())
+		l.mu.Unlock()
+	}
 }
 
 func (l *load) stop() (int64, []string) {
