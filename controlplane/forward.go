@@ -99,7 +99,10 @@ func (f *forwarder) wait(r *http.Request) string {
 
 func (f *forwarder) rewrite(p *httputil.ProxyRequest) {
 	id, _ := p.In.Context().Value(leaderKey{}).(string)
-	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", id, ""
+	p.Out.URL.Scheme, p.Out.URL.Host = "https", id
+	p.Out.Host = p.In.Host // pods that are proxied to, and browsers' pages, know this server by it
+	p.Out.Header["X-Forwarded-For"] = p.In.Header["X-Forwarded-For"]
+	p.SetXForwarded()
 	p.Out.URL.RawQuery = p.In.URL.RawQuery // as it came
 	h := p.Out.Header
 	h.Del("Authorization")

@@ -37,6 +37,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/listener"
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/controlplane/peers"
+	"github.com/dunlin-project/dunlin/controlplane/podproxy"
 	"github.com/dunlin-project/dunlin/controlplane/podstream"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/scheduler"
@@ -120,6 +121,7 @@ type Server struct {
 	// writes proposes from wherever this server stands: it asks the leader.
 	writes    *peers.Proposer
 	forward   *forwarder
+	proxy     *podproxy.Server
 	verifier  *pki.Verifier
 	voterWake chan struct{}
 	stored    atomic.Bool // store is set
@@ -283,6 +285,10 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 	if err != nil {
 		return err
 	}
+	s.proxy, err = podproxy.New(podproxy.Config{Nodes: s.nodes, Idle: s.cfg.StreamIdle, Log: s.log.With("part", "podproxy")})
+	if err != nil {
+		return err
+	}
 	disco, err := discovery.New(discovery.Config{Features: features, Version: s.cfg.Version, Address: first(s.cfg.Advertise)})
 	if err != nil {
 		return err
@@ -296,7 +302,7 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 	s.api, err = api.New(api.Config{
 		Registry: s.store, Proposer: s.writes,
 		Authenticator: auth.Union(s.forwarded(), s.certificates(), auth.BearerTokens(tokens...), auth.Anonymous()),
-		Authorizer:    authz, Discovery: disco, OpenAPI: open, Types: openapi.TypeConverter, Reviews: rev, Logs: s.nodes, Nodes: s.nodes, Usage: s.nodes, Streams: streams,
+		Authorizer:    authz, Discovery: disco, OpenAPI: open, Types: openapi.TypeConverter, Reviews: rev, Logs: s.nodes, Nodes: s.nodes, Usage: s.nodes, Streams: streams, Proxy: s.proxy,
 		Placements: func(p *corev1.Pod, sees func(string) bool) (any, error) {
 			return scheduler.Explain(s.store, s.cfg.Profiles, p, sees)
 		},
@@ -405,6 +411,7 @@ func (s *Server) Run(ctx context.Context) error {
 		err = nil
 	}
 	s.forward.close()
+	_ = s.proxy.Close()
 	return errors.Join(err, s.port.Close(), s.close())
 }
 

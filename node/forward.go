@@ -84,6 +84,9 @@ func (a *Agent) dialPod(ctx context.Context, uid string, s *mux.Stream) (net.Con
 	}
 	ctx, cancel := context.WithTimeout(ctx, forwardDial)
 	defer cancel()
+	if d.Address {
+		return a.c.Network.Dial(ctx, *al, "tcp", d.Port)
+	}
 	return a.c.Network.Forward(ctx, *al, d.Port)
 }
 

@@ -39,6 +39,9 @@ type ExecEnd struct {
 // without an Error the bytes of the connection follow, in both directions.
 type DialRequest struct {
 	Port int32 `cbor:"1,keyasint"`
+	// Address asks for the pod's own address, as its neighbours reach it,
+	// instead of its loopback.
+	Address bool `cbor:"2,keyasint,omitempty"`
 }
 
 // DialReply answers a DialRequest.

@@ -1,9 +1,11 @@
 package api
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"runtime/debug"
@@ -39,10 +41,20 @@ type response struct {
 }
 
 func (w *response) WriteHeader(code int) {
-	if w.code == 0 {
+	if w.code == 0 && code >= http.StatusOK { // what comes before is no answer yet
 		w.code = code
 	}
 	w.ResponseWriter.WriteHeader(code)
+}
+
+// Hijack serves http.ResponseController: whoever takes the connection over
+// has answered.
+func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err == nil && w.code == 0 {
+		w.code = http.StatusSwitchingProtocols
+	}
+	return c, rw, err
 }
 
 func (w *response) Write(b []byte) (int, error) {
@@ -80,11 +92,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	w.Header().Set("Cache-Control", "no-cache, private")
-	d, err := s.timeout(rq)
-	if err != nil {
-		d = s.cfg.RequestTimeout
+	if !rq.info.proxied() {
+		d, err := s.timeout(rq)
+		if err != nil {
+			d = s.cfg.RequestTimeout
+		}
+		r.Body = inTime(w, r.Body, start.Add(d))
 	}
-	r.Body = inTime(w, r.Body, start.Add(d))
 	if err := s.serve(rq); err != nil {
 		s.fail(rq, err)
 	}
@@ -94,6 +108,9 @@ func (s *Server) serve(rq *request) error {
 	switch rq.Method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
 	default:
+		if rq.Method == http.MethodOptions && rq.info.proxied() {
+			break
+		}
 		rq.info.verb = "other"
 		return methodNotAllowed(&rq.info)
 	}
@@ -146,7 +163,7 @@ func (s *Server) serve(rq *request) error {
 	}
 	defer release()
 	rq.Request = rq.WithContext(ctx)
-	if rq.Body != nil {
+	if rq.Body != nil && !rq.info.proxied() {
 		rq.Body = http.MaxBytesReader(rq.w, rq.Body, MaxBody)
 	}
 	if s.elsewhere(rq) {

@@ -241,6 +241,11 @@ func TestNodeProxy(t *testing.T) {
 		t.Errorf("refusal: %v", m)
 	}
 	w.want(401, "GET", nodes+"/n1/proxy/metrics", "", "Authorization", "Bearer wrong")
+	if r := w.do("GET", nodes+"/n1:10250/proxy/healthz", ""); r.code != 200 || string(r.body) != "ok" {
+		t.Errorf("healthz: HTTP %d %s", r.code, r.body)
+	}
+	w.want(503, "GET", nodes+"/away/proxy/healthz", "")
+	w.want(400, "GET", nodes+"/n1:22/proxy/healthz", "")
 	w.want(503, "GET", nodes+"/away/proxy/metrics", "")
 	w.want(404, "GET", nodes+"/none/proxy/metrics", "")
 	for _, path := range []string{"", "/", "/exec/default/p/c", "/metrics/cadvisor", "/../metrics"} {

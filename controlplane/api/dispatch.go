@@ -108,6 +108,8 @@ func (s *Server) serveSubresource(rq *request) error {
 		if in.verb == "get" {
 			return s.proxyNode(rq)
 		}
+	case in.subresource == "proxy" && (isPod || k.GVK.Kind == "Service" && k.GVK.Group == "") && s.cfg.Proxy != nil:
+		return s.proxy(rq)
 	case !isPod:
 		return pathNotFound()
 	case in.subresource == "binding":

@@ -1,11 +1,13 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"time"
 
+	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,6 +47,11 @@ func (s *Server) logs(rq *request) error {
 	}
 	if err := checkLogOptions(p, o); err != nil {
 		return err
+	}
+	if s.cfg.Streams != nil && websocket.IsWebSocketUpgrade(rq.Request) {
+		return s.cfg.Streams.ServeLogs(rq.w, rq.Request, func(ctx context.Context, w io.Writer) error {
+			return s.cfg.Logs.Logs(ctx, p, o, w)
+		})
 	}
 	w := &logWriter{w: rq.w, rc: http.NewResponseController(rq.w), deadline: s.cfg.WriteDeadline, header: func() {
 		rq.writeWarnings()

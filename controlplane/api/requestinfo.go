@@ -20,7 +20,7 @@ type requestInfo struct {
 
 	gvr         schema.GroupVersionResource
 	subresource string
-	proxyPath   string // behind proxy: "/metrics"
+	proxyPath   string // behind proxy: "/metrics"; "" if not even a slash is
 	namespace   string
 	name        string
 	fields      fields.Selector // of a list or watch; nil if none or malformed
@@ -31,7 +31,7 @@ type requestInfo struct {
 func parseInfo(r *http.Request) requestInfo {
 	in := requestInfo{path: r.URL.Path, verb: strings.ToLower(r.Method)}
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
-	if slices.Contains(parts, "") {
+	if i := slices.Index(parts, ""); i >= 0 && !slices.Contains(parts[:i], "proxy") {
 		return in // a doubled slash names nothing
 	}
 	switch {
@@ -60,12 +60,16 @@ func parseInfo(r *http.Request) requestInfo {
 	}
 	switch {
 	case len(parts) > 2 && parts[2] == "proxy": // one sub-resource, whatever is asked behind it
-		in.subresource, in.proxyPath = "proxy", "/"+strings.Join(parts[3:], "/")
+		in.subresource, in.proxyPath = "proxy", behindProxy(r.URL.Path, parts[3:])
 	case len(parts) > 2:
 		in.subresource = strings.Join(parts[2:], "/")
 	}
 	if in.gvr.Resource == "namespaces" && in.gvr.Group == "" {
 		in.namespace = "" // a namespace is in none; auth asks for the name
+	}
+	if in.proxied() { // the query is for who is behind it
+		in.verb = resourceVerb(r.Method, in.name, nil)
+		return in
 	}
 	q := r.URL.Query()
 	in.verb = resourceVerb(r.Method, in.name, q)
@@ -105,6 +109,22 @@ func resourceVerb(method, name string, q url.Values) string {
 	}
 	return strings.ToLower(method)
 }
+
+// behindProxy is the path behind the word proxy, as it came.
+func behindProxy(whole string, parts []string) string {
+	rest := strings.Join(parts, "/")
+	if rest != "" || strings.HasSuffix(whole, "/") {
+		rest = "/" + rest
+	}
+	if rest != "/" && strings.HasSuffix(whole, "/") {
+		rest += "/"
+	}
+	return rest
+}
+
+// proxied: the body, the query and the answer are those of a pod, service or
+// node.
+func (in *requestInfo) proxied() bool { return in.resource && in.subresource == "proxy" }
 
 // attributes are what the authorizer is asked.
 func (in *requestInfo) attributes(u *auth.User) auth.Attributes {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -34,11 +35,19 @@ type NodeMetrics interface {
 	Metrics(ctx context.Context, node string, w io.Writer) error
 }
 
-// Streams serves exec, attach and port-forward of a pod. An error becomes the
-// HTTP answer; without one the connection was taken over, or answered.
-// container is empty for port-forward.
+// Streams serves exec, attach and port-forward of a pod, and what is logged
+// to a WebSocket. An error becomes the HTTP answer; without one the connection
+// was taken over, or answered. container is empty for port-forward.
 type Streams interface {
+	ServeLogs(w http.ResponseWriter, r *http.Request, logs func(ctx context.Context, w io.Writer) error) error
 	ServeStream(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, subresource, container string) error
+}
+
+// PodProxy passes a request on to a port of a pod. to is the pod's address,
+// port, path and query, prefix what stands before the path in the client's
+// address. An error comes before any answer.
+type PodProxy interface {
+	ServeProxy(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, to *url.URL, prefix string) error
 }
 
 // Config of a Server. Registry, Proposer, Authenticator and Authorizer are
@@ -60,6 +69,7 @@ type Config struct {
 	Nodes   NodeMetrics     // nil: nodes have no proxy (404)
 	Usage   NodeUsage       // nil: there is no metrics.k8s.io
 	Streams Streams         // nil: 404
+	Proxy   PodProxy        // nil: pods and services have no proxy (404)
 	// Placements explains where pods could run; nil: 404.
 	Placements Placements
 	// Ready says why the server is not ready; nil is always ready.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"slices"
 	"testing"
@@ -24,6 +25,10 @@ type refusing struct{}
 
 func (refusing) ServeStream(_ http.ResponseWriter, _ *http.Request, p *corev1.Pod, sub, container string) error {
 	return apierrors.NewBadRequest(p.Name + " " + sub + " " + container)
+}
+
+func (refusing) ServeLogs(http.ResponseWriter, *http.Request, func(context.Context, io.Writer) error) error {
+	return apierrors.NewBadRequest("logs")
 }
 
 // TestStreamsNeedBothVerbs: a GET, with which a WebSocket begins, is not

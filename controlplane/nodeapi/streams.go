@@ -261,6 +261,9 @@ func copyStream(ctx context.Context, w io.Writer, c net.Conn) error {
 	if head.Error != "" {
 		return streamError(head)
 	}
+	if _, err := w.Write(nil); err != nil { // it is served: who waits for a log that is empty yet learns it
+		return err
+	}
 	buf := make([]byte, 16<<10)
 	for {
 		n, err := c.Read(buf)

@@ -93,7 +93,7 @@ func New(c Config) (*Server, error) {
 		open:  prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "dunlin_pod_streams", Help: "Streams of clients into pods open now, by kind."}, []string{"kind"}),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dunlin_pod_streams_total", Help: "Streams of clients into pods, by kind and protocol."}, []string{"kind", "protocol"}),
 	}
-	for _, k := range []string{kindExec, kindAttach, kindForward} {
+	for _, k := range []string{kindExec, kindAttach, kindForward, kindLog} {
 		s.open.WithLabelValues(k)
 	}
 	if c.Metrics != nil {

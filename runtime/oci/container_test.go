@@ -3,7 +3,9 @@ package oci
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -354,6 +356,55 @@ func TestExecForSlowReader(t *testing.T) {
 	if err := <-done; err != nil || w.n.Load() != 60000 {
 		t.Errorf("%d bytes, %v", w.n.Load(), err)
 	}
+}
+
+// lateWriter ends a context once the command whose output it takes has ended.
+type lateWriter struct {
+	bytes.Buffer
+	over   func() bool
+	cancel func()
+}
+
+func (w *lateWriter) Write(p []byte) (int, error) {
+	for t := time.NewTicker(10 * time.Millisecond); !w.over(); <-t.C {
+	}
+	w.cancel()
+	return w.Buffer.Write(p)
+}
+
+// TestExecLeavesSomethingBehind: a command has ended when it has, whoever
+// still holds its output when its time is over; one that has not ends then,
+// and what it started.
+func TestExecLeavesSomethingBehind(t *testing.T) {
+	b := newBench(t)
+	s := b.sh("behind", "sleep 1000")
+	b.start(s)
+	exec := func(ctx context.Context, script string, out io.Writer) (int, error) {
+		return b.Exec(ctx, s.ID, []string{"sh", "-c", script}, workload.Streams{Stdout: out, Stderr: out})
+	}
+	running := func() bool {
+		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		return slices.ContainsFunc(all, func(f string) bool {
+			text, err := os.ReadFile(f)
+			return err == nil && bytes.Contains(text, []byte(filepath.Join(b.folder(s.ID), "exec-")))
+		})
+	}
+	for script, want := range map[string]int{"sleep 4321 & echo out; exit 0": 0, "sleep 4321 & echo out; exit 3": 3} {
+		ctx, cancel := context.WithCancel(t.Context())
+		out := &lateWriter{over: func() bool { return !running() }, cancel: cancel}
+		if code, err := exec(ctx, script, out); err != nil || code != want {
+			t.Errorf("%s: code %d, %v", script, code, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &lateWriter{over: func() bool { return true }, cancel: cancel} // its time is over when it has begun
+	if code, err := exec(ctx, "sh -c 'echo begun; sleep 5432; true'; echo never", w); !errors.Is(err, context.Canceled) {
+		t.Errorf("code %d, %q, %v", code, w.String(), err)
+	}
+	b.until("nothing is left of it", func() bool {
+		code, err := exec(t.Context(), "ps | grep -q '[s]leep 5432'", io.Discard)
+		return err == nil && code == 1
+	})
 }
 
 // TestExecOfKilledAgent: the next agent ends what an earlier one had started,

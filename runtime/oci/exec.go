@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -59,7 +58,11 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 		args = append(args, "--tty")
 	}
 	c := command(ctx, rec.Runtime, r.rootDir(), append(args, rec.Name)...)
-	c.Cancel = func() error { return killExec(pidfile) }
+	killed := false // read after Wait, which waits for Cancel
+	c.Cancel = func() error {
+		killed = killExec(pidfile)
+		return nil
+	}
 	// For one that hangs before it has a child.
 	c.WaitDelay = 2 * time.Second
 	if s.TTY {
@@ -67,14 +70,15 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 	} else {
 		err = runPipes(ctx, c, s)
 	}
-	if ctx.Err() != nil {
-		return 0, fmt.Errorf("exec in %s: %w", id.Container, context.Cause(ctx))
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		if code := exit.ExitCode(); code >= 0 {
-			return code, nil
-		}
+	// A command that ended by itself has ended, also if what it left behind kept
+	// its output open until the time was over.
+	switch st := c.ProcessState; {
+	case killed:
+		err = context.Cause(ctx)
+	case st != nil && st.ExitCode() >= 0:
+		return st.ExitCode(), nil
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
@@ -83,16 +87,49 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 }
 
 // killExec ends an exec's process inside the container, with which the
-// program that waits for it ends.
-func killExec(pidfile string) error {
+// program that waits for it ends, and what that process started and still
+// has: a shell whose time is over must not leave its commands behind.
+func killExec(pidfile string) (killed bool) {
 	b, err := os.ReadFile(pidfile)
 	if err != nil {
-		return nil //nolint:nilerr // it has no child yet
+		return false // it has no child yet
 	}
-	if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && pid > 1 {
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 {
+		return false
+	}
+	all := descendants(pid, nil)
+	if unix.Kill(pid, unix.SIGKILL) != nil {
+		return false
+	}
+	for _, pid := range all {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
-	return nil
+	return true
+}
+
+// descendantsMost bounds what is looked for below one process.
+const descendantsMost = 1000
+
+// descendants are the processes that a process started, and those started by
+// them, as far as their parents are there.
+func descendants(pid int, all []int) []int {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return all // the pattern is constant
+	}
+	for _, f := range tasks {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // it ended
+		}
+		for _, w := range strings.Fields(string(b)) {
+			if child, err := strconv.Atoi(w); err == nil && len(all) < descendantsMost {
+				all = descendants(child, append(all, child))
+			}
+		}
+	}
+	return all
 }
 
 // endExecs ends the commands that an agent which was killed had started: who

@@ -51,7 +51,7 @@ spec:
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: guest, labels: {app: streams}}
+metadata: {name: guest, labels: {app: streams, web: guest}}
 spec:
   nodeSelector: {kubernetes.io/hostname: hidden}
   runtimeClassName: wasm
@@ -68,6 +68,13 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
   - {name: main, image: cat.wasm, stdin: true}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: guests}
+spec:
+  selector: {web: guest}
+  ports: [{name: web, port: 80, targetPort: 8080}]
 `
 
 // behindNAT is a cluster of a server and a node that nothing can reach, with
@@ -108,6 +115,7 @@ func TestStreams(t *testing.T) {
 			k.attach("cat", v.name, v.name)
 			k.forward("pod/box", "/blob", func(b []byte) bool { return len(b) == 1_000_000 })
 			k.forward("pod/guest", "/", func(b []byte) bool { return bytes.Contains(b, []byte("ello")) })
+			k.proxies()
 			k.fails("no shell and no other programs", "exec", "guest", "--", "ls")
 			k.fails("not found", "exec", "nobody", "--", "ls")
 		})
@@ -355,6 +363,37 @@ func (k *kubectl) fetch(what, address, path string, good func([]byte) bool) {
 		})
 	}
 	wg.Wait()
+}
+
+// proxies reads pages of pods through the server, and what a node tells.
+func (k *kubectl) proxies() {
+	k.t.Helper()
+	base := "/api/v1/namespaces/default"
+	for _, path := range []string{"/pods/guest/proxy/", "/pods/http:guest:8080/proxy/x?y=z", "/services/guests:80/proxy/", "/services/http:guests:web/proxy/"} {
+		k.has(w("ello"), "get", "--raw", base+path)
+	}
+	// It listens on its loopback only, which is what port-forward is for.
+	k.fails("error trying to reach service", "get", "--raw", base+"/pods/box:8080/proxy/blob")
+	k.fails(`no service port 81 found for service "guests"`, "get", "--raw", base+"/services/guests:81/proxy/")
+	k.fails(`cannot get resource "pods/proxy"`, "get", "--raw", base+"/pods/guest/proxy/", "--as=jane")
+	k.has(w("ok"), "get", "--raw", "/api/v1/nodes/hidden/proxy/healthz")
+	cmd := exec.Command(k.bin, "proxy", "--port=0")
+	cmd.Env = k.env
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if address, ok := strings.CutPrefix(strings.TrimSpace(line), "Starting to serve on "); ok {
+		k.fetch("kubectl proxy", address, base+"/pods/guest/proxy/", func(b []byte) bool { return bytes.Contains(b, []byte("ello")) })
+	} else {
+		k.t.Errorf("kubectl proxy: %q, %v", line, err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
 }
 
 // TestStreamsEndWithProcesses: kill -9 of the agent or the server during an

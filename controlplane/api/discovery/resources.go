@@ -40,7 +40,7 @@ func (r *Resource) Subresource() (resource, sub string) {
 // Features are the sub-resources that exist only once their part of the
 // server does. What is false is not advertised.
 type Features struct {
-	Streams             bool // pods/exec, pods/attach, pods/portforward
+	Streams             bool // pods/exec, pods/attach, pods/portforward, pods/proxy, services/proxy
 	EphemeralContainers bool // pods/ephemeralcontainers
 	Resize              bool // pods/resize
 	Usage               bool // metrics.k8s.io
@@ -55,6 +55,7 @@ var (
 	getList     = []string{"get", "list"}
 	updateOnly  = []string{"update"}
 	stream      = []string{"create", "get"}
+	proxied     = []string{"create", "delete", "get", "patch", "update"}
 )
 
 // Groups and kinds that no table entry of manifests names.
@@ -72,6 +73,8 @@ var (
 	execOptions   = core.WithKind("PodExecOptions")
 	attachOptions = core.WithKind("PodAttachOptions")
 	portOptions   = core.WithKind("PodPortForwardOptions")
+	podProxy      = core.WithKind("PodProxyOptions")
+	serviceProxy  = core.WithKind("ServiceProxyOptions")
 )
 
 // Resources lists everything that is served, sorted by group version (in
@@ -139,12 +142,17 @@ func kindResources(k *manifests.Kind, f Features) []Resource {
 			sub("attach", attachOptions, stream)
 			sub("exec", execOptions, stream)
 			sub("portforward", portOptions, stream)
+			sub("proxy", podProxy, proxied)
 		}
 		if f.EphemeralContainers {
 			sub("ephemeralcontainers", k.GVK, getChange)
 		}
 		if f.Resize {
 			sub("resize", k.GVK, getChange)
+		}
+	case "Service":
+		if f.Streams {
+			sub("proxy", serviceProxy, proxied)
 		}
 	case "ServiceAccount":
 		sub("token", tokenRequest, createOnly)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -75,6 +76,11 @@ type Handler struct {
 
 // New takes what discovery advertises. clk dates the Expires header.
 func New(resources []discovery.Resource, clk clock.Clock) (*Handler, error) {
+	// What is proxied has bodies of somebody else's.
+	resources = slices.DeleteFunc(slices.Clone(resources), func(r discovery.Resource) bool {
+		_, sub := r.Subresource()
+		return sub == "proxy"
+	})
 	h := &Handler{clock: clk, v3: map[string]*lazy{}}
 	inputs := sha256.Sum256(embedded)
 	base := hex.EncodeToString(inputs[:]) + discovery.KubernetesVersion
