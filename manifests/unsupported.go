@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"net/netip"
 	"reflect"
 	"sort"
 	"strconv"
@@ -298,6 +299,12 @@ func restartOfInit(v reflect.Value, w *walker) bool {
 	return w.init && corev1.ContainerRestartPolicy(v.String()) == corev1.ContainerRestartPolicyAlways
 }
 
+// servedHostIP allows what host ports can be bound to.
+func servedHostIP(v reflect.Value, w *walker) bool {
+	ip, err := netip.ParseAddr(v.String())
+	return v.String() == "" || err == nil && (ip == netip.IPv4Unspecified() || ip.Is4() && !w.wasm)
+}
+
 var containerFields = sync.OnceValue(func() fieldTable {
 	const noSignals = "has no effect: a Wasm guest has no signals, its listeners close and its stdin ends instead"
 	t := fieldTable{
@@ -305,7 +312,7 @@ var containerFields = sync.OnceValue(func() fieldTable {
 		"ports.protocol": {refuse: true, why: "a Wasm guest is handed TCP listeners only", unless: func(v reflect.Value, w *walker) bool {
 			return !w.wasm || v.String() == string(corev1.ProtocolTCP)
 		}},
-		"ports.hostIP":       {refuse: true, why: "not implemented: a host port is opened on every address of the node"},
+		"ports.hostIP":       {refuse: true, why: "a host port leads to containers from IPv4 addresses, and is opened on every address of the node for a Wasm guest", unless: servedHostIP},
 		"env":                {descend: true},
 		"env.valueFrom":      {descend: true},
 		"resources":          {descend: true},

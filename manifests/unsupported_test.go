@@ -89,6 +89,7 @@ func TestUnsupportedNamesFields(t *testing.T) {
 			c.LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"x"}}}}
 		}), "spec.containers[0].livenessProbe.exec", true},
 		{"udp", first(func(c *corev1.Container) { c.Ports[0].Protocol = corev1.ProtocolUDP }), "spec.containers[0].ports[0].protocol", true},
+		{"host address", first(func(c *corev1.Container) { c.Ports[0].HostPort, c.Ports[0].HostIP = 8080, "10.0.0.1" }), "spec.containers[0].ports[0].hostIP", true},
 		{"aliases", func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{IP: "1.2.3.4"}} }, "spec.hostAliases", false},
 		{"tty", first(func(c *corev1.Container) { c.TTY = true }), "spec.containers[0].tty", false},
 		{"size on disk", func(p *corev1.Pod) {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -109,11 +110,15 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 		port  int32
 		proto corev1.Protocol
 	}
-	taken := map[key]bool{}
+	taken := map[key][]string{} // with their addresses, "" is all
+	ip := ""
 	each := func(p *corev1.Pod, f func(key) (stop bool)) {
 		for i := range p.Spec.Containers {
 			for _, cp := range p.Spec.Containers[i].Ports {
 				k := key{cp.HostPort, cp.Protocol}
+				if ip = cp.HostIP; ip == "0.0.0.0" || ip == "::" {
+					ip = ""
+				}
 				if p.Spec.HostNetwork && k.port == 0 {
 					k.port = cp.ContainerPort
 				}
@@ -127,11 +132,11 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 		}
 	}
 	for _, o := range others {
-		each(o, func(k key) bool { taken[k] = true; return false })
+		each(o, func(k key) bool { taken[k] = append(taken[k], ip); return false })
 	}
 	conflict := ""
 	each(pod, func(k key) bool {
-		if taken[k] {
+		if slices.ContainsFunc(taken[k], func(other string) bool { return other == ip || other == "" || ip == "" }) {
 			conflict = fmt.Sprintf("%d/%s", k.port, k.proto)
 		}
 		return taken[k]

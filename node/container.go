@@ -254,7 +254,11 @@ func hostPorts(pod *corev1.Pod) (out []network.HostPort) {
 	for i := range pod.Spec.Containers {
 		for _, p := range pod.Spec.Containers[i].Ports {
 			if p.HostPort != 0 {
-				out = append(out, network.HostPort{Host: p.HostPort, Container: p.ContainerPort, Protocol: cmp.Or(string(p.Protocol), "TCP")})
+				h := network.HostPort{Host: p.HostPort, Container: p.ContainerPort, Protocol: cmp.Or(string(p.Protocol), "TCP")}
+				if ip, err := netip.ParseAddr(p.HostIP); err == nil && !ip.IsUnspecified() {
+					h.IP = ip.Unmap()
+				}
+				out = append(out, h)
 			}
 		}
 	}

@@ -59,7 +59,11 @@ func (n *Namespaced) attach(ctx context.Context, list *cni.List, pod Pod, previo
 		}
 		at := cni.Attachment{ID: id, NetNS: a.Namespace, Namespace: pod.Namespace, Pod: pod.Name}
 		for _, p := range pod.Ports {
-			at.Ports = append(at.Ports, cni.PortMapping{HostPort: p.Host, ContainerPort: p.Container, Protocol: strings.ToLower(p.Protocol)})
+			m := cni.PortMapping{HostPort: p.Host, ContainerPort: p.Container, Protocol: strings.ToLower(p.Protocol)}
+			if p.IP.IsValid() {
+				m.HostIP = p.IP.String()
+			}
+			at.Ports = append(at.Ports, m)
 		}
 		if list.TakesAddresses() {
 			if at.Addresses, err = n.addressesFor(pod.UID, previous); err != nil {

@@ -92,6 +92,9 @@ func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort, link str
 		return err
 	}
 	for _, p := range ports {
+		if p.IP.Is6() {
+			continue // there is no NAT of IPv6
+		}
 		for _, ch := range []*nftables.Chain{pre, out} {
 			c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
 		}
@@ -229,7 +232,14 @@ func dnat(p HostPort, ip netip.Addr) []expr.Any {
 	port := func(n int32) []byte { return []byte{byte(n >> 8), byte(n)} }
 	local := make([]byte, 4)
 	local[0] = unix.RTN_LOCAL // host byte order, of the machines that this runs on
-	return []expr.Any{
+	var one []expr.Any
+	if p.IP.IsValid() {
+		one = []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.IP.AsSlice()},
+		}
+	}
+	return append(one,
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
@@ -238,6 +248,5 @@ func dnat(p HostPort, ip netip.Addr) []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: local},
 		&expr.Immediate{Register: 1, Data: ip.AsSlice()},
 		&expr.Immediate{Register: 2, Data: port(p.Container)},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
-	}
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true})
 }

@@ -113,6 +113,8 @@ type Pod struct {
 type HostPort struct {
 	Host, Container int32
 	Protocol        string // TCP or UDP
+	// IP is the only address of the node that leads there; not valid: every one.
+	IP netip.Addr
 }
 
 // ErrNoNamespaces says that pods of containers need a network namespace each.

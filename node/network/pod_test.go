@@ -97,11 +97,11 @@ func TestPodNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, err := n.SetupNamespace(ctx, Pod{UID: "one", Ports: []HostPort{{Host: 32080, Container: 80, Protocol: "TCP"}}}, nil)
+	one, err := n.SetupNamespace(ctx, Pod{UID: "one", Ports: []HostPort{{Host: 32080, Container: 80, Protocol: "TCP"}, {Host: 32081, Container: 80, Protocol: "TCP", IP: netip.MustParseAddr("127.0.0.1")}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := n.SetupNamespace(ctx, Pod{UID: "two"}, nil)
+	two, err := n.SetupNamespace(ctx, Pod{UID: "two", Ports: []HostPort{{Host: 32081, Container: 80, Protocol: "TCP", IP: netip.MustParseAddr("127.0.0.2")}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,6 +110,16 @@ func TestPodNamespaces(t *testing.T) {
 	}
 	answer(t, one.Namespace, "one", 80)
 	answer(t, n.Path(), "wasm", 80)
+	answer(t, two.Namespace, "two", 80)
+	for to, want := range map[string]string{"127.0.0.1": "one to ", "127.0.0.2": "two to "} { // one port, two addresses
+		if got := ask(t, "", to+":32081"); !strings.HasPrefix(got, want) {
+			t.Errorf("host port of %s: %q", to, got)
+		}
+	}
+	if c, err := net.DialTimeout("tcp", "127.0.0.3:32081", time.Second); err == nil {
+		_ = c.Close()
+		t.Error("a host port of one address is reached by another")
+	}
 	for _, c := range []struct{ from, to, want string }{
 		{"", one.IPs[0].String(), "one to 10.242.10.1:"},
 		{"", one.IPs[1].String(), "one to [fd42:10::1]:"},

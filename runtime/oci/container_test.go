@@ -358,23 +358,26 @@ func TestExecForSlowReader(t *testing.T) {
 	}
 }
 
-// lateWriter ends a context once the command whose output it takes has ended.
-type lateWriter struct {
+// endingWriter ends a context once anything is written and over says so.
+type endingWriter struct {
 	bytes.Buffer
 	over   func() bool
 	cancel func()
 }
 
-func (w *lateWriter) Write(p []byte) (int, error) {
-	for t := time.NewTicker(10 * time.Millisecond); !w.over(); <-t.C {
+func (w *endingWriter) Write(p []byte) (int, error) {
+	t := time.NewTicker(10 * time.Millisecond)
+	defer t.Stop()
+	for !w.over() {
+		<-t.C
 	}
 	w.cancel()
 	return w.Buffer.Write(p)
 }
 
-// TestExecLeavesSomethingBehind: a command has ended when it has, whoever
-// still holds its output when its time is over; one that has not ends then,
-// and what it started.
+// TestExecLeavesSomethingBehind: when its time is over a command ends, and
+// what it started; also where it has ended before, and what it left behind
+// holds its output: runc waits for that.
 func TestExecLeavesSomethingBehind(t *testing.T) {
 	b := newBench(t)
 	s := b.sh("behind", "sleep 1000")
@@ -382,24 +385,23 @@ func TestExecLeavesSomethingBehind(t *testing.T) {
 	exec := func(ctx context.Context, script string, out io.Writer) (int, error) {
 		return b.Exec(ctx, s.ID, []string{"sh", "-c", script}, workload.Streams{Stdout: out, Stderr: out})
 	}
-	running := func() bool {
-		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		return slices.ContainsFunc(all, func(f string) bool {
-			text, err := os.ReadFile(f)
-			return err == nil && bytes.Contains(text, []byte(filepath.Join(b.folder(s.ID), "exec-")))
+	pidfiles := filepath.Join(b.folder(s.ID), "exec-*", "pid")
+	gone := func() bool { // the command, of which runc tells
+		all, _ := filepath.Glob(pidfiles)
+		return len(all) == 1 && !slices.ContainsFunc(all, func(f string) bool {
+			pid, err := os.ReadFile(f)
+			return err != nil || exists("/proc/"+string(pid))
 		})
 	}
-	for script, want := range map[string]int{"sleep 4321 & echo out; exit 0": 0, "sleep 4321 & echo out; exit 3": 3} {
+	for script, over := range map[string]func() bool{
+		"sleep 4321 & echo begun; exit 0":               gone,
+		"sh -c 'echo begun; sleep 5432; true'; echo no": func() bool { return true },
+	} {
 		ctx, cancel := context.WithCancel(t.Context())
-		out := &lateWriter{over: func() bool { return !running() }, cancel: cancel}
-		if code, err := exec(ctx, script, out); err != nil || code != want {
-			t.Errorf("%s: code %d, %v", script, code, err)
+		w := &endingWriter{over: over, cancel: cancel}
+		if code, err := exec(ctx, script, w); !errors.Is(err, context.Canceled) || w.String() != "begun\n" {
+			t.Errorf("%s: code %d, %q, %v", script, code, w.String(), err)
 		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	w := &lateWriter{over: func() bool { return true }, cancel: cancel} // its time is over when it has begun
-	if code, err := exec(ctx, "sh -c 'echo begun; sleep 5432; true'; echo never", w); !errors.Is(err, context.Canceled) {
-		t.Errorf("code %d, %q, %v", code, w.String(), err)
 	}
 	b.until("nothing is left of it", func() bool {
 		code, err := exec(t.Context(), "ps | grep -q '[s]leep 5432'", io.Discard)

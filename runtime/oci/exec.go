@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -58,10 +59,13 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 		args = append(args, "--tty")
 	}
 	c := command(ctx, rec.Runtime, r.rootDir(), append(args, rec.Name)...)
-	killed := false // read after Wait, which waits for Cancel
 	c.Cancel = func() error {
-		killed = killExec(pidfile)
-		return nil
+		if killExec(pidfile) {
+			return nil
+		}
+		// The command has ended, and the program waits for what that left behind
+		// and still holds its output.
+		return c.Process.Kill()
 	}
 	// For one that hangs before it has a child.
 	c.WaitDelay = 2 * time.Second
@@ -70,15 +74,14 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 	} else {
 		err = runPipes(ctx, c, s)
 	}
-	// A command that ended by itself has ended, also if what it left behind kept
-	// its output open until the time was over.
-	switch st := c.ProcessState; {
-	case killed:
-		err = context.Cause(ctx)
-	case st != nil && st.ExitCode() >= 0:
-		return st.ExitCode(), nil
-	case ctx.Err() != nil:
-		err = context.Cause(ctx)
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("exec in %s: %w", id.Container, context.Cause(ctx))
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		if code := exit.ExitCode(); code >= 0 {
+			return code, nil
+		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
@@ -88,15 +91,16 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 
 // killExec ends an exec's process inside the container, with which the
 // program that waits for it ends, and what that process started and still
-// has: a shell whose time is over must not leave its commands behind.
-func killExec(pidfile string) (killed bool) {
+// has: a shell whose time is over must not leave its commands behind. False:
+// the process has ended already.
+func killExec(pidfile string) bool {
 	b, err := os.ReadFile(pidfile)
 	if err != nil {
-		return false // it has no child yet
+		return true // it has no child yet
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || pid <= 1 {
-		return false
+		return true
 	}
 	all := descendants(pid, nil)
 	if unix.Kill(pid, unix.SIGKILL) != nil {

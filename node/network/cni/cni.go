@@ -60,6 +60,7 @@ type PortMapping struct {
 	HostPort      int32  `json:"hostPort"`
 	ContainerPort int32  `json:"containerPort"`
 	Protocol      string `json:"protocol"` // tcp, udp
+	HostIP        string `json:"hostIP,omitempty"`
 }
 
 // Address is one from the node's own range, for plugins that take it.
