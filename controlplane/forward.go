@@ -59,7 +59,7 @@ type leaderKey struct{}
 
 // Leader implements api.Elsewhere.
 func (f *forwarder) Leader(r *http.Request) http.Handler {
-	id := f.wait(r)
+	id := f.wait(r.Context())
 	switch {
 	case id == f.s.raft.ServerID():
 		return nil
@@ -75,7 +75,7 @@ func (f *forwarder) Leader(r *http.Request) http.Handler {
 
 // wait returns the id of the server that leads, and is ready to; "" is none
 // in time.
-func (f *forwarder) wait(r *http.Request) string {
+func (f *forwarder) wait(ctx context.Context) string {
 	t := time.NewTimer(forwardWait)
 	defer t.Stop()
 	for {
@@ -91,7 +91,7 @@ func (f *forwarder) wait(r *http.Request) string {
 		case <-changed:
 		case <-t.C:
 			return ""
-		case <-r.Context().Done():
+		case <-ctx.Done():
 			return ""
 		}
 	}

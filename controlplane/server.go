@@ -281,11 +281,11 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 		tokens = append(tokens, auth.StaticTokens(list))
 	}
 	authz := auth.NewAuthorizer(s.store)
-	streams, err := podstream.New(podstream.Config{Nodes: s.nodes, Idle: s.cfg.StreamIdle, Metrics: s.cfg.Metrics, Log: s.log.With("part", "podstream")})
+	streams, err := podstream.New(podstream.Config{Nodes: sessions{s}, Idle: s.cfg.StreamIdle, Metrics: s.cfg.Metrics, Log: s.log.With("part", "podstream")})
 	if err != nil {
 		return err
 	}
-	s.proxy, err = podproxy.New(podproxy.Config{Nodes: s.nodes, Idle: s.cfg.StreamIdle, Log: s.log.With("part", "podproxy")})
+	s.proxy, err = podproxy.New(podproxy.Config{Nodes: sessions{s}, Idle: s.cfg.StreamIdle, Log: s.log.With("part", "podproxy")})
 	if err != nil {
 		return err
 	}
@@ -313,6 +313,7 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(listener.UpgradePath, s.port.Upgrade())
+	mux.HandleFunc(sessionPath, s.serveSession)
 	mux.Handle("/", s.api)
 	s.http = &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute, MaxHeaderBytes: 64 << 10,

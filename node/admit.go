@@ -134,12 +134,15 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 	for _, o := range others {
 		each(o, func(k key) bool { taken[k] = append(taken[k], ip); return false })
 	}
+	clashes := func(k key) bool {
+		return slices.ContainsFunc(taken[k], func(other string) bool { return other == ip || other == "" || ip == "" })
+	}
 	conflict := ""
 	each(pod, func(k key) bool {
-		if slices.ContainsFunc(taken[k], func(other string) bool { return other == ip || other == "" || ip == "" }) {
+		if clashes(k) {
 			conflict = fmt.Sprintf("%d/%s", k.port, k.proto)
 		}
-		return taken[k]
+		return clashes(k)
 	})
 	return conflict
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/dunlin-project/dunlin/manifests"
 )
@@ -35,8 +34,8 @@ func (in *requestInfo) ofLeader(k *manifests.Kind, paths []string) bool {
 			return true
 		}
 	}
-	sub, _, _ := strings.Cut(in.subresource, "/")
-	return slices.Contains([]string{"log", "exec", "attach", "portforward", "proxy"}, sub)
+	// Streams into pods are served here: only their sessions are the leader's.
+	return in.subresource == "log" || in.subresource == "proxy" && in.gvr.Resource == "nodes"
 }
 
 // elsewhere passes a request to the leader; false: it is answered here.

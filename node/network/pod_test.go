@@ -101,11 +101,12 @@ func TestPodNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := n.SetupNamespace(ctx, Pod{UID: "two", Ports: []HostPort{{Host: 32081, Container: 80, Protocol: "TCP", IP: netip.MustParseAddr("127.0.0.2")}}}, nil)
+	second := Pod{UID: "two", Ports: []HostPort{{Host: 32081, Container: 80, Protocol: "TCP", IP: netip.MustParseAddr("127.0.0.2")}}}
+	two, err := n.SetupNamespace(ctx, second, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := n.SetupNamespace(ctx, Pod{UID: "two"}, &two); err != nil || again.IP != two.IP || again.Namespace != two.Namespace {
+	if again, err := n.SetupNamespace(ctx, second, &two); err != nil || again.IP != two.IP || again.Namespace != two.Namespace {
 		t.Errorf("a second set-up: %+v, %v", again, err)
 	}
 	answer(t, one.Namespace, "one", 80)
