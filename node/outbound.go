@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,4 +56,23 @@ func nameservers(path string) (out []string) {
 		}
 	}
 	return out
+}
+
+// tellRefused makes one event of all that a guest was refused; another one
+// only once there is more.
+func (w *worker) tellRefused(c *ctrState, list []workload.Refusal) {
+	if len(list) == 0 {
+		return
+	}
+	whats, entries := make([]string, len(list)), make([]string, len(list))
+	for i, r := range list {
+		whats[i], entries[i] = r.What+" ("+r.Why+")", r.Entry
+	}
+	slices.Sort(entries)
+	text := fmt.Sprintf("refused: %s; to allow it, annotate the pod with %s: %q", strings.Join(whats, "; "), outbound.Annotation, strings.Join(slices.Compact(entries), ", "))
+	if text == w.refused {
+		return
+	}
+	w.refused = text
+	w.event(note{warning: true, reason: "OutboundRefused", container: c.rec.Name, init: c.init, message: text})
 }

@@ -73,6 +73,7 @@ type worker struct {
 	ports   map[int32]int32
 	paths   map[string]string
 	cancels map[doing]context.CancelFunc // of prepares and stops under way
+	refused string                       // what was told last of destinations that are refused
 	complain
 }
 
@@ -240,6 +241,7 @@ func (w *worker) observe(ctx context.Context, all bool) observed {
 			o.runs = map[int]run{}
 		}
 		o.runs[i] = run{st, ok}
+		w.tellRefused(c, st.Refused)
 	}
 	return o
 }

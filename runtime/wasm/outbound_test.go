@@ -63,6 +63,11 @@ func TestGoGuestCallsOut(t *testing.T) {
 		if strings.Count(log, "dunlin: ") != 1 || !strings.Contains(log, "dunlin.dev/outbound") || name != "port" && !strings.Contains(log, c.want) {
 			t.Errorf("%s: want one line with %q: %s", name, c.want, log)
 		}
+		// The agent is told, too, for an event.
+		st, _, err := b.State(t.Context(), s.ID)
+		if err != nil || len(st.Refused) != 1 || st.Refused[0].Entry == "" || !strings.Contains(log, st.Refused[0].What) {
+			t.Errorf("%s: the agent hears of %+v: %v", name, st.Refused, err)
+		}
 		if err := b.Kill(t.Context(), s.ID); err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,24 @@ const (
 // State implements workload.Runtime. It reads what the run folder says, so
 // it is the same before and after an agent's death.
 func (r *Runtime) State(_ context.Context, id workload.ID) (workload.State, bool, error) {
-	return r.read(id)
+	st, ok, err := r.read(id)
+	if ok && err == nil {
+		st.Refused = readRefused(r.folder(id))
+	}
+	return st, ok, err
+}
+
+// readRefused is what the guest was refused so far.
+func readRefused(dir string) (out []workload.Refusal) {
+	b, err := atomicfile.Read(filepath.Join(dir, host.RefusedFile))
+	var list []host.Refusal
+	if err != nil || json.Unmarshal(b, &list) != nil {
+		return nil
+	}
+	for _, x := range list {
+		out = append(out, workload.Refusal(x))
+	}
+	return out
 }
 
 func (r *Runtime) readRecord(dir string) (record, error) {

@@ -160,7 +160,13 @@ type State struct {
 	Message string
 	Digest  string
 	LogPath string
+	// Refused are the destinations that a guest asked for and may not reach.
+	Refused []Refusal
 }
+
+// Refusal is a destination, why it is refused, and the entry of the annotation
+// dunlin.dev/outbound that would allow it.
+type Refusal struct{ What, Why, Entry string }
 
 // ImageRequest asks for an image on behalf of a pod.
 type ImageRequest struct {

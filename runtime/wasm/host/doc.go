@@ -30,6 +30,9 @@ const (
 	RecordFile = "record.json"
 	// HostFile is written by the host once it has its Spec: HostRecord.
 	HostFile = "host.json"
+	// RefusedFile is written by the host when the guest was refused a
+	// destination: a list of Refusal.
+	RefusedFile = "refused.json"
 	// ExitFile is written by the host at the end: ExitRecord.
 	ExitFile = "exit.json"
 	// MemoryFile is kept by the host while it runs; see StackOverflow.

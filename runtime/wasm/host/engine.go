@@ -38,6 +38,7 @@ type Guest struct {
 	Listeners   []Listener
 	Sockets     [][]int // host descriptors of each listener
 	Outbound    Outbound
+	Refused     func([]Refusal) // hears of destinations that are refused; may be nil
 	Stdin       *os.File
 	Stdout      io.Writer
 	Stderr      io.Writer

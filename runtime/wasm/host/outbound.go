@@ -21,6 +21,14 @@ type Outbound struct {
 	Search []string `json:"search,omitempty"`
 }
 
+// Refusal is one destination that a guest asked for and may not reach.
+type Refusal struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+	// Entry of the annotation that would allow it.
+	Entry string `json:"entry"`
+}
+
 const (
 	// complaints are how many different refusals are told in the guest's log.
 	complaints = 8
@@ -36,6 +44,9 @@ type gate struct {
 	resolver resolver
 	log      io.Writer // the guest's standard error; may be nil
 	told     map[string]bool
+	// note hears all refusals so far, each time there is another; may be nil.
+	note    func([]Refusal)
+	refuses []Refusal
 	// known are the addresses that names stood for. What is connected to is an
 	// address, so that is what is checked: a name that means something else by
 	// now opens nothing that it did not open.
@@ -63,10 +74,17 @@ func newGate(o Outbound, log io.Writer) (*gate, error) {
 
 // refused tells the guest's user, once for each destination.
 func (g *gate) refused(what, why, hint string) {
-	if g.log == nil || g.told[what] || len(g.told) > complaints {
+	if g.told[what] || len(g.told) > complaints {
 		return
 	}
 	g.told[what] = true
+	if g.note != nil && len(g.told) <= complaints {
+		g.refuses = append(g.refuses, Refusal{what, why, hint})
+		g.note(g.refuses)
+	}
+	if g.log == nil {
+		return
+	}
 	text := fmt.Sprintf("dunlin: %s is refused: %s; to allow it, annotate the pod with %s: %q\n", what, why, outbound.Annotation, hint)
 	if len(g.told) > complaints {
 		text = fmt.Sprintf("dunlin: more destinations are refused, which are not told (annotation %s)\n", outbound.Annotation)

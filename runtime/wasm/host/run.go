@@ -244,6 +244,7 @@ func (h *host) openStdio(g *Guest) error {
 		g.Stdin = os.Stdin
 		return nil
 	}
+	g.Refused = writeRefused
 	var p [2]int
 	var err error
 	if h.spec.Stdin {
@@ -404,6 +405,17 @@ func (h *host) finish(rec ExitRecord) {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "exit record:", err)
+	}
+}
+
+// writeRefused leaves what was refused for the agent; it is in the log, too.
+func writeRefused(list []Refusal) {
+	b, err := json.Marshal(list)
+	if err == nil {
+		err = atomicfile.Write(RefusedFile, b, 0o600)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "refusals:", err)
 	}
 }
 

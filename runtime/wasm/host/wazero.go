@@ -105,6 +105,7 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 	if d.gate, err = newGate(g.Outbound, g.Stderr); err != nil {
 		return nil, err
 	}
+	d.gate.note = g.Refused
 	if err := table.instantiate(ctx, r, compiled, (&collector{}).tick, d.function); err != nil {
 		return nil, err
 	}
