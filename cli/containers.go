@@ -11,6 +11,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/runtime/cgroup"
 	"github.com/dunlin-project/dunlin/runtime/oci"
+	"github.com/dunlin-project/dunlin/runtime/wasm"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -43,6 +44,9 @@ func openContainers(ctx context.Context, o nodeOptions, tree *cgroup.Tree, image
 		return nil, err
 	}
 	cfg.Images = images
+	if cfg.Host, err = wasm.FindHost(""); err != nil {
+		return nil, err
+	}
 	rt, err := oci.New(cfg)
 	if err != nil {
 		return nil, err

@@ -164,6 +164,10 @@ func isArchive(head []byte) bool {
 func (a *app) importArchive(ctx context.Context, l *localStores, name string, r io.Reader) error {
 	got, err := l.store.Import(ctx, name, r, func(m string) { a.notef("%s ...\n", m) })
 	for _, i := range got {
+		if i.Signature {
+			a.printf("signature of %s\n", i.Digest)
+			continue
+		}
 		names := i.Names
 		if len(names) == 0 {
 			names = []string{i.Digest}

@@ -162,6 +162,7 @@ func (p *problems) object(obj, old runtime.Object) {
 		if old == nil {
 			p.namespace(o)
 		}
+		p.imagePolicy(o)
 	case *corev1.Node:
 		p.node(o, old == nil)
 	case *corev1.LimitRange:

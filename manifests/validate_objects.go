@@ -128,6 +128,15 @@ func (p *problems) namespace(n *corev1.Namespace) {
 }
 
 // namespaceUpdate covers the finalize sub-resource and status.
+// imagePolicy refuses what nodes could not read, and would start nothing for.
+func (p *problems) imagePolicy(n *corev1.Namespace) {
+	if text, ok := n.Annotations[ImagePolicyAnnotation]; ok {
+		if _, err := ParseImagePolicy(text); err != nil {
+			p.invalid(metadataPath.Child("annotations").Key(ImagePolicyAnnotation), text, err.Error())
+		}
+	}
+}
+
 func (p *problems) namespaceUpdate(n, old *corev1.Namespace) {
 	if !equality.Semantic.DeepEqual(n.Spec.Finalizers, old.Spec.Finalizers) {
 		for i, f := range n.Spec.Finalizers {

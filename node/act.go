@@ -17,6 +17,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/node/network"
 	"github.com/dunlin-project/dunlin/node/probe"
+	"github.com/dunlin-project/dunlin/runtime/images"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -130,15 +131,21 @@ func (w *worker) prepareIn(ctx context.Context, slots chan struct{}, s *podState
 		defer func() { <-slots }()
 	}
 	req := workload.ImageRequest{Image: c.spec.Image, Policy: string(policy), PodNamespace: s.pod.Namespace}
+	var err error
+	if req.SignedBy, err = w.signedBy(s, c.spec.Image); err != nil {
+		return workload.ImageState{}, err
+	}
 	if policy != corev1.PullNever {
 		req.Credentials = w.pullCredentials(s.pod, c)
 	}
 	return w.rt.Prepare(ctx, req, func(m string) { w.preparing(s, c, m) })
 }
 
+// notHere: the registry may have what is not on this node, the image or its
+// signature.
 func notHere(err error) bool {
 	var se *workload.StartError
-	return errors.As(err, &se) && se.Reason == "ErrImageNeverPull"
+	return errors.As(err, &se) && (se.Reason == images.ReasonNeverPull || se.Reason == images.ReasonSignature)
 }
 
 // pullPolicy defaults as upstream, for static pods that were not defaulted.
@@ -180,6 +187,11 @@ func (w *worker) start(ctx context.Context, a action, s *podState, paths map[str
 			r.err = err
 			return
 		}
+	}
+	if err := w.stillSigned(ctx, s, c, spec.Digest); err != nil {
+		closeListeners(spec.Listeners)
+		r.err = err
+		return
 	}
 	whole := spec.StopDeadline
 	if err := w.limitStart(&spec); err != nil {

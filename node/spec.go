@@ -73,6 +73,7 @@ func (a *Agent) containerSpec(s *podState, c *ctrState, id workload.ID, paths ma
 	if spec.StopDeadline, err = manifests.StopDeadline(pod); err != nil {
 		return workload.Spec{}, configError(fmt.Errorf("annotation %s: %w", manifests.AnnotationStopDeadline, err))
 	}
+	spec.StopGrace = s.grace()
 	return spec, nil
 }
 

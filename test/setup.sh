@@ -5,7 +5,7 @@ set -euo pipefail
 declare -A need=(
   [wat2wasm]=wabt [clang]=clang [wasm-ld]=lld [ip]=iproute2 [nft]=nftables
   [mkfs.ext4]=e2fsprogs [systemd-analyze]=systemd [curl]=curl [jq]=jq
-  [mosquitto]=mosquitto [mosquitto_sub]=mosquitto-clients [runc]=runc [conmon]=conmon [busybox]=busybox-static [iptables]=iptables
+  [mosquitto]=mosquitto [mosquitto_sub]=mosquitto-clients [runc]=runc [conmon]=conmon [busybox]=busybox-static [iptables]=iptables [docker-registry]=docker-registry
 )
 packages=()
 for program in "${!need[@]}"; do

@@ -25,7 +25,7 @@ type entry struct {
 	version uint64      // what the node keeps as the object's resourceVersion
 	refs    []state.Key // shared with the entry before, where equal
 	tokens  []tokenWant
-	skip    bool // a mirror pod: the node has its own
+	skip    bool // the node has no use for it: a mirror pod, a Namespace without a policy
 }
 
 func (e *entry) uid() string { return e.rec.Header.UID }
@@ -39,7 +39,7 @@ func (e *entry) ref() wire.Ref {
 func (a *assigner) describe(rec *state.Record) (entry, error) {
 	e := entry{rec: rec, version: rec.Header.ResourceVersion}
 	switch rec.Header.Key.Kind {
-	case "Pod", "Node", claimKind, volumeKind:
+	case "Pod", "Node", "Namespace", claimKind, volumeKind:
 		obj, err := a.s.cfg.Store.Decode(rec)
 		if err != nil {
 			return entry{}, err
@@ -51,6 +51,10 @@ func (a *assigner) describe(rec *state.Record) (entry, error) {
 			}
 			e.refs = podRefs(pod)
 			e.tokens = podTokens(pod)
+		}
+		if ns, ok := obj.(*corev1.Namespace); ok && ns.Annotations[manifests.ImagePolicyAnnotation] == "" {
+			e.skip = true
+			return e, nil
 		}
 		if c, ok := obj.(*corev1.PersistentVolumeClaim); ok && c.Spec.VolumeName != "" {
 			e.refs = []state.Key{{Kind: volumeKind, Name: c.Spec.VolumeName}}
@@ -67,7 +71,7 @@ func (a *assigner) describe(rec *state.Record) (entry, error) {
 
 // podRefs are the keys of what a pod's node needs for it.
 func podRefs(pod *corev1.Pod) []state.Key {
-	var out []state.Key
+	out := []state.Key{{Kind: "Namespace", Name: pod.Namespace}}
 	for _, r := range auth.PodReferences(pod) {
 		kind := ""
 		switch r.Resource {
@@ -117,6 +121,10 @@ func strip(obj runtime.Object) runtime.Object {
 	case *corev1.PersistentVolume:
 		o.ResourceVersion = ""
 		o.Status = corev1.PersistentVolumeStatus{}
+	case *corev1.Namespace:
+		policy := map[string]string{manifests.ImagePolicyAnnotation: o.Annotations[manifests.ImagePolicyAnnotation]}
+		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, Annotations: policy}
+		o.Spec, o.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
 	case *corev1.Node:
 		o.ResourceVersion = ""
 		o.Status = corev1.NodeStatus{}

@@ -5,6 +5,7 @@
 //
 //	blobs/sha256/HEX  manifests, indexes, configs, layers as they were delivered
 //	names/HEX         what a name means (HEX is the hash of the name)
+//	signatures/HEX    signatures of the image with that digest
 //	layers/HEX        the record of an unpacked layer (HEX is its diff id)
 //	l/NAME            the unpacked layer: short, since overlayfs takes few bytes of options
 //	tmp/              what is being made; its makers hold locks on it

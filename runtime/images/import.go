@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -20,6 +21,9 @@ import (
 const (
 	containerdName = "io.containerd.image.name"
 	ociRefName     = "org.opencontainers.image.ref.name"
+	// By which cosign save tells an image from what belongs to it.
+	cosignKind  = "kind"
+	cosignImage = "dev.cosignproject.cosign/image"
 )
 
 // Imported is one image of an archive.
@@ -27,13 +31,16 @@ type Imported struct {
 	Names  []string // by which pods find it
 	Digest string
 	Module bool // it is a WebAssembly module
-	Size   int64
+	// Signature: it is no image but the signatures of the one with that digest.
+	Signature bool
+	Size      int64
 }
 
 // candidate is an image of an archive that is not kept yet.
 type candidate struct {
 	digest string
 	names  []string
+	beside bool // signatures and the like of another one
 }
 
 // Import reads a tar in the OCI layout or of docker save, compressed or not,
@@ -91,12 +98,18 @@ func applyName(found []candidate, name string) error {
 	if len(found) == 0 {
 		return notArchive("there is no image in it")
 	}
-	if name != "" {
-		if len(found) > 1 {
-			return &workload.StartError{Reason: ReasonInvalidName, Message: fmt.Sprintf("the archive has %d images, so one name cannot be given to it", len(found)),
-				Hint: "import it without a name"}
+	if name == "" {
+		return nil
+	}
+	images := slices.DeleteFunc(slices.Clone(found), func(c candidate) bool { return c.beside })
+	if len(images) != 1 {
+		return &workload.StartError{Reason: ReasonInvalidName, Message: fmt.Sprintf("the archive has %d images, so one name cannot be given to it", len(images)),
+			Hint: "import it without a name"}
+	}
+	for i := range found {
+		if !found[i].beside {
+			found[i].names = []string{name}
 		}
-		found[0].names = []string{name}
 	}
 	return nil
 }
@@ -119,7 +132,8 @@ func (a *archive) layout() ([]candidate, error) {
 		if !seen {
 			n = len(out)
 			at[digest] = n
-			out = append(out, candidate{digest: digest})
+			kind := d.Annotations[cosignKind]
+			out = append(out, candidate{digest: digest, beside: kind != "" && kind != cosignImage})
 		}
 		full := d.Annotations[containerdName]
 		if tag := d.Annotations[ociRefName]; full == "" && strings.ContainsAny(tag, "/:") {
@@ -222,6 +236,10 @@ func (s *Store) take(ctx context.Context, a *archive, c candidate, progress work
 	m, err := parseManifest(label, raw)
 	if err != nil {
 		return Imported{}, err
+	}
+	if isSignature(m) {
+		digest, err := s.takeSignatures(a, m)
+		return Imported{Digest: digest, Signature: true}, incomplete(label, err)
 	}
 	for _, d := range append([]v1.Descriptor{m.Config}, m.Layers...) {
 		if err := s.takeBlob(a, d); err != nil {

@@ -79,8 +79,17 @@ const (
 	policyAlways = "Always"
 )
 
-// resolve decides between what is here and what the registry has.
+// resolve finds an image that the pod may run.
 func (p *Puller) resolve(ctx context.Context, req workload.ImageRequest, wasm bool, progress workload.Progress) (*resolved, error) {
+	r, err := p.find(ctx, req, wasm, progress)
+	if err != nil {
+		return nil, err
+	}
+	return r, p.signed(ctx, req, r, nil)
+}
+
+// find decides between what is here and what the registry has.
+func (p *Puller) find(ctx context.Context, req workload.ImageRequest, wasm bool, progress workload.Progress) (*resolved, error) {
 	ref, err := ParseRef(req.Image)
 	if err != nil {
 		return nil, err
@@ -222,6 +231,9 @@ func (p *Puller) fetch(ctx context.Context, ref Ref, req workload.ImageRequest, 
 	}
 	r, err := p.s.describe(req.Image, digest, wasm) // a wrong platform ends here, before the layers
 	if err != nil {
+		return nil, err
+	}
+	if err := p.signed(ctx, req, r, session); err != nil {
 		return nil, err
 	}
 	for again := false; ; again = true {

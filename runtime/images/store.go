@@ -74,7 +74,7 @@ func Open(cfg Config) (*Store, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{cfg: cfg, log: cfg.Logger, whole: map[string]bool{}, busy: map[string]*turn{}, held: map[string]int{}, checkpoint: checkpointEvery, pauseUnit: firstPause, step: func(string) {}}
-	for _, d := range []string{"blobs/sha256", "names", "layers", "l", "partial", "tmp"} {
+	for _, d := range []string{"blobs/sha256", "names", "layers", "l", "partial", "signatures", "tmp"} {
 		// Nobody else on the machine may reach the setuid programs in layers, nor
 		// read the images of one pod's owner.
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
@@ -86,6 +86,7 @@ func Open(cfg Config) (*Store, error) {
 		atomicfile.Sweep(s.path(d))
 	}
 	s.sweepPartial()
+	s.sweepSignatures()
 	return s, s.sweepLayers()
 }
 

@@ -41,7 +41,10 @@ type Config struct {
 	Programs Programs
 	// ProfileDir holds seccomp profiles of type Localhost.
 	ProfileDir string
-	Logger     *slog.Logger
+	// Host is the Wasm host program, which also is the watchdog of containers
+	// with a stop deadline; empty is none.
+	Host   string
+	Logger *slog.Logger
 }
 
 // Reasons of ended containers.
@@ -52,6 +55,7 @@ const (
 	reasonHostLost  = "HostLost"
 	reasonMonitor   = "MonitorLost"
 	reasonStart     = "StartError"
+	reasonDeadline  = "DeadlineExceeded"
 )
 
 var errNotRunning = errors.New("the container is not running")

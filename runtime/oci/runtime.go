@@ -20,6 +20,7 @@ import (
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/runtime/cgroup"
 	"github.com/dunlin-project/dunlin/runtime/process"
+	"github.com/dunlin-project/dunlin/runtime/watchdog"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -89,6 +90,8 @@ type record struct {
 	TTY        bool        `json:"tty,omitempty"`
 	Runtime    string      `json:"runtime"` // path of the program that made it
 	Name       string      `json:"name"`    // the container's for the program
+	// Grace is how long it gets when it is stopped at its deadline.
+	Grace time.Duration `json:"grace,omitempty"`
 }
 
 // started is what is known once the container was created.
@@ -242,9 +245,6 @@ func (r *Runtime) Start(ctx context.Context, s workload.Spec) (workload.State, e
 			return st, err
 		}
 	}
-	if s.StopDeadline > 0 {
-		return st, configError(errors.New("an OCI container with a stop deadline is not supported yet: nothing would stop it while the node is cut off"))
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("%s did not start the container within %s", r.cfg.Programs.Kind(), startTimeout))
 	defer cancel()
 	if err := r.start(ctx, s); err != nil {
@@ -267,7 +267,7 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 	rec := record{
 		ID: s.ID, Namespace: s.PodNamespace, Pod: s.PodName, Image: s.Image, Digest: s.Digest, LogPath: s.LogPath,
 		LogFiles: s.LogMaxFiles, LogBytes: s.LogMaxBytes, Cgroup: cgroupOf(s), StopSignal: s.StopSignal,
-		Fallback: s.TerminationFallback, TTY: s.TTY, Runtime: r.cfg.Programs.Runtime, Name: r.shortName(folder),
+		Fallback: s.TerminationFallback, TTY: s.TTY, Runtime: r.cfg.Programs.Runtime, Name: r.shortName(folder), Grace: s.StopGrace,
 	}
 	for _, d := range []string{dir, filepath.Join(dir, exitDir)} {
 		if err := os.Mkdir(d, 0o700); err != nil {
@@ -323,6 +323,14 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 	st, err := r.created(dir, pid)
 	if err != nil {
 		return err
+	}
+	if s.StopDeadline > 0 {
+		if err := watchdog.Set(dir, s.StopDeadline); err != nil {
+			return err
+		}
+		if err := r.guard(dir, rec, st); err != nil {
+			return err
+		}
 	}
 	out, err := command(ctx, rec.Runtime, r.rootDir(), "start", rec.Name).CombinedOutput()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/runtime/process"
+	"github.com/dunlin-project/dunlin/runtime/watchdog"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -122,6 +123,9 @@ func (r *Runtime) conclude(dir string, rec record, p started, sameBoot bool) end
 	}
 	e.ExitCode, e.Reason = code, reasonError
 	switch {
+	case exists(filepath.Join(dir, watchdog.FiredFile)):
+		e.Reason, e.Message = reasonDeadline, "stopped by itself: no word from the control plane until its stop deadline"
+		return e
 	case code == 0:
 		e.Reason = reasonCompleted
 	case code == 128+int(unix.SIGKILL) && r.sawOOM(dir, rec):

@@ -52,7 +52,7 @@ type ForegroundOptions struct {
 // a guest could not start.
 func RunForeground(ctx context.Context, o ForegroundOptions) (int, error) {
 	log := slog.New(slog.DiscardHandler)
-	binary, err := findHost(o.HostBinary)
+	binary, err := FindHost(o.HostBinary)
 	if err != nil {
 		return 1, err
 	}

@@ -91,7 +91,7 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.BaseUID == 0 {
 		cfg.BaseUID = 1_000_000_000
 	}
-	binary, err := findHost(cfg.HostBinary)
+	binary, err := FindHost(cfg.HostBinary)
 	if err != nil {
 		return nil, err
 	}

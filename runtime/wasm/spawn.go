@@ -20,9 +20,9 @@ import (
 // hostArgv0 marks a re-executed main program; host.MaybeRun looks for it.
 const hostArgv0 = "dunlin-wasm"
 
-// findHost returns the program that runs guests: dunlin-wasm beside the
+// FindHost returns the program that runs guests: dunlin-wasm beside the
 // running one, else the running one again, which costs memory per guest.
-func findHost(configured string) (string, error) {
+func FindHost(configured string) (string, error) {
 	if configured != "" {
 		if _, err := exec.LookPath(configured); err != nil {
 			return "", fmt.Errorf("host program: %w", err)

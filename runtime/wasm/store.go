@@ -169,6 +169,9 @@ func (s *Store) Resolve(ctx context.Context, req workload.ImageRequest, ready Re
 	if path, ok := strings.CutPrefix(image, "file://"); ok {
 		return s.resolveFile(ctx, image, path, req.Policy, ready)
 	}
+	if len(req.SignedBy) > 0 {
+		return s.fetch(ctx, req, ready, progress) // what is signed is its artifact
+	}
 	name, digest, pinned := strings.Cut(image, "@")
 	if pinned {
 		if !validDigest(digest) {

@@ -6,6 +6,7 @@ package workload
 
 import (
 	"context"
+	"crypto"
 	"io"
 	"os"
 	"time"
@@ -119,6 +120,9 @@ type Spec struct {
 	// the last extension (at-most-one pods with a finite deadline), measured
 	// on CLOCK_BOOTTIME by the process that survives the agent.
 	StopDeadline time.Duration
+	// StopGrace is what it then gets between being asked to end and its end; a
+	// Wasm guest gets none.
+	StopGrace time.Duration
 	// Outbound is what a Wasm guest may connect to (annotation
 	// dunlin.dev/outbound); containers have a network of their own.
 	Outbound    Outbound
@@ -176,6 +180,8 @@ type ImageRequest struct {
 	// Credentials are the pod's imagePullSecrets, in order; those that match
 	// the registry are tried one after the other.
 	Credentials []RegistryCredential
+	// SignedBy are the keys of which one must have signed it; none is no demand.
+	SignedBy []crypto.PublicKey
 }
 
 // RegistryCredential is what one entry of a pull secret says.

@@ -20,6 +20,7 @@ import (
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/internal/outbound"
 	"github.com/dunlin-project/dunlin/runtime/sandbox"
+	"github.com/dunlin-project/dunlin/runtime/watchdog"
 )
 
 // tailBytes of the guest's standard error are kept for its exit message.
@@ -38,8 +39,11 @@ func MaybeRun() {
 }
 
 // Main is the host program: "run" or "compile", everything else comes over
-// descriptors. It returns the exit code.
+// descriptors; or the watchdog of a container. It returns the exit code.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == watchdog.Command {
+		return watchdog.Main(args[1:])
+	}
 	if len(args) == 1 {
 		switch args[0] {
 		case CommandRun:
