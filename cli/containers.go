@@ -79,5 +79,5 @@ func sweepContainers(ctx context.Context, o nodeOptions, tree *cgroup.Tree) erro
 	for _, st := range list {
 		errs = append(errs, rt.Kill(ctx, st.ID), rt.Remove(ctx, st.ID))
 	}
-	return errors.Join(append(errs, rt.Close())...)
+	return errors.Join(append(errs, rt.RemovePods(), rt.Close())...)
 }

@@ -273,9 +273,9 @@ func volumeFieldsOf(t fieldTable) {
 	const none = "this type of volume is not implemented"
 	for _, v := range reflect.VisibleFields(reflect.TypeFor[corev1.VolumeSource]()) {
 		name, _, _ := strings.Cut(v.Tag.Get("json"), ",")
-		t["volumes."+name] = verdict{refuse: true, why: none + "; implemented are emptyDir, configMap, secret, downwardAPI, projected, persistentVolumeClaim, ephemeral and hostPath"}
+		t["volumes."+name] = verdict{refuse: true, why: none + "; implemented are emptyDir, configMap, secret, downwardAPI, projected, persistentVolumeClaim, ephemeral, hostPath and image"}
 	}
-	below(t, "volumes.", "name", "hostPath", "persistentVolumeClaim")
+	below(t, "volumes.", "name", "hostPath", "persistentVolumeClaim", "image")
 	claimTemplate(t, "volumes.ephemeral")
 	for name, fields := range map[string][]string{
 		"emptyDir": {"medium"}, "configMap": {"name", "items", "defaultMode", "optional"},

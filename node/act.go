@@ -69,7 +69,7 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 	switch a.kind {
 	case actMount:
 		if r.claims, r.err = w.a.takeVolumes(s.pod); r.err == nil {
-			r.paths, r.err = w.a.c.Volumes.Prepare(ctx, s.pod, w.a, w.a.fieldFactsFor(s, w.rt))
+			r.paths, r.err = w.a.c.Volumes.Prepare(ctx, s.pod, volumeSource{w.a, w, s}, w.a.fieldFactsFor(s, w.rt))
 		}
 	case actNetwork:
 		var al network.Allocation
@@ -98,7 +98,10 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 	case actUnmount:
 		r.err = w.a.c.Volumes.Teardown(ctx, s.rec.UID)
 	case actTeardown:
-		r.err = w.a.c.Network.Teardown(ctx, s.rec.UID)
+		if p, ok := w.rt.(workload.PodRemover); ok {
+			r.err = p.RemovePod(ctx, s.rec.UID)
+		}
+		r.err = errors.Join(r.err, w.a.c.Network.Teardown(ctx, s.rec.UID))
 	case actFinish:
 		r.err = os.RemoveAll(w.a.podLogs(s.rec.Namespace, s.rec.Name, s.rec.UID))
 	}

@@ -74,6 +74,11 @@ func (a *Agent) imagesInUse(ctx context.Context) (out []string, err error) {
 		for i := range w.pod.Spec.Containers {
 			out = append(out, w.pod.Spec.Containers[i].Image)
 		}
+		for i := range w.pod.Spec.Volumes {
+			if v := w.pod.Spec.Volumes[i].Image; v != nil {
+				out = append(out, v.Reference)
+			}
+		}
 	}
 	for name, rt := range a.c.Runtimes {
 		list, err := rt.List(ctx)

@@ -27,6 +27,12 @@ type Volumes interface {
 	List() ([]string, error)
 }
 
+// ImageMounter brings an image and mounts it, read-only; implemented by
+// images.Puller.
+type ImageMounter interface {
+	Mount(ctx context.Context, req workload.ImageRequest, target string, progress workload.Progress) (digest string, err error)
+}
+
 // Static gives the pods of a local folder; implemented by node/static.
 type Static interface {
 	// Pods reads the folder. Pods are complete (UID, node name, annotations);
@@ -111,6 +117,8 @@ type Config struct {
 	Stalls func(ctx context.Context, wake func()) error
 	// ImageList, when not nil, is what the Node's status.images tells.
 	ImageList ImageLister
+	// ImageVolumes mounts images for pods; nil: they cannot have any.
+	ImageVolumes ImageMounter
 	// ServiceEnv gives the variables that tell a new container of the API
 	// server and, with links, of the Services in its namespace; nil: none.
 	ServiceEnv func(namespace string, links bool) [][2]string

@@ -35,6 +35,12 @@ type Source interface {
 	Token(pod *corev1.Pod, p *corev1.ServiceAccountTokenProjection) (string, bool)
 }
 
+// ImageSource is the optional ability of a Source to mount images.
+type ImageSource interface {
+	// MountImage mounts what the image holds on an empty folder, read-only.
+	MountImage(ctx context.Context, vol *corev1.ImageVolumeSource, target string) error
+}
+
 // MissingError names what a volume or variable refers to and the node does
 // not have (yet).
 type MissingError struct {
@@ -107,7 +113,7 @@ func (v *Volumes) Prepare(ctx context.Context, pod *corev1.Pod, src Source, f Fa
 			return nil, err
 		}
 		vol := &pod.Spec.Volumes[i]
-		p, err := v.prepare(pod, vol, src, f)
+		p, err := v.prepare(ctx, pod, vol, src, f)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("volume %q: %w", vol.Name, err))
 			continue
@@ -117,12 +123,14 @@ func (v *Volumes) Prepare(ctx context.Context, pod *corev1.Pod, src Source, f Fa
 	return paths, errors.Join(errs...)
 }
 
-func (v *Volumes) prepare(pod *corev1.Pod, vol *corev1.Volume, src Source, f Facts) (string, error) {
+func (v *Volumes) prepare(ctx context.Context, pod *corev1.Pod, vol *corev1.Volume, src Source, f Facts) (string, error) {
 	switch {
 	case vol.HostPath != nil:
 		return hostPath(vol.HostPath)
 	case vol.EmptyDir != nil:
 		return v.emptyDir(pod, vol)
+	case vol.Image != nil:
+		return v.image(ctx, pod, vol, src)
 	case vol.PersistentVolumeClaim != nil:
 		return v.claim(pod, vol.PersistentVolumeClaim.ClaimName, src, f)
 	case vol.Ephemeral != nil:
@@ -180,6 +188,25 @@ func (v *Volumes) dir(base string, pod *corev1.Pod, name string) (string, error)
 		return "", err
 	}
 	return filepath.Join(p, name), nil
+}
+
+// image mounts an image; one that is mounted stays what it is.
+func (v *Volumes) image(ctx context.Context, pod *corev1.Pod, vol *corev1.Volume, src Source) (string, error) {
+	m, ok := src.(ImageSource)
+	if !ok || !v.root {
+		return "", errors.New("image volumes need root, and a node with runc (or crun) and conmon")
+	}
+	p, err := v.dir(v.c.Dir, pod, vol.Name)
+	if err != nil {
+		return "", err
+	}
+	if err := os.Mkdir(p, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	if mounted(filepath.Dir(p), p) {
+		return p, nil
+	}
+	return p, m.MountImage(ctx, vol.Image, p)
 }
 
 func (v *Volumes) emptyDir(pod *corev1.Pod, vol *corev1.Volume) (string, error) {
@@ -293,7 +320,9 @@ func SubPath(volume, sub string) (string, error) {
 	}
 	defer func() { _ = root.Close() }()
 	if _, err := root.Stat(sub); errors.Is(err, os.ErrNotExist) {
-		if err := root.MkdirAll(sub, 0o755); err != nil {
+		if err := root.MkdirAll(sub, 0o755); errors.Is(err, syscall.EROFS) {
+			return "", fmt.Errorf("subPath %q is not in the volume, and that is read-only", sub)
+		} else if err != nil {
 			return "", fmt.Errorf("subPath %q: %w", sub, err)
 		}
 	}
@@ -408,9 +437,12 @@ func (v *Volumes) DiskUsage(podUID string) (bytes, inodes int64) {
 	if err != nil {
 		return 0, 0
 	}
-	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return nil //nolint:nilerr // it may go meanwhile
+		}
+		if filepath.Dir(path) == dir && d.IsDir() && mounted(dir, path) {
+			return fs.SkipDir // an image, or memory
 		}
 		inodes++
 		if info, err := d.Info(); err == nil && d.Type().IsRegular() {

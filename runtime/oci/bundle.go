@@ -20,8 +20,9 @@ const specVersion = "1.0.2"
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// bundle describes the container to the OCI runtime. rootfs is mounted.
-func (r *Runtime) bundle(s workload.Spec, img *images.Image, dir string) (*specs.Spec, error) {
+// bundle describes the container to the OCI runtime. rootfs is mounted; pod is
+// the folder of what the pod's containers share.
+func (r *Runtime) bundle(s workload.Spec, img *images.Image, dir, pod string) (*specs.Spec, error) {
 	args := arguments(s, img.Config)
 	if len(args) == 0 {
 		return nil, configError(fmt.Errorf("neither the pod nor the image %s says what to run", s.Image))
@@ -39,12 +40,12 @@ func (r *Runtime) bundle(s workload.Spec, img *images.Image, dir string) (*specs
 			Terminal: s.TTY, User: u, Args: args, Env: environment(s, img.Config, home),
 			Cwd: cmp.Or(s.WorkingDir, img.Config.WorkingDir, "/"), Rlimits: r.rlimits(),
 		},
-		Mounts: mounts(s, dir),
+		Mounts: mounts(s, dir, pod),
 		Linux: &specs.Linux{
 			CgroupsPath: r.cfg.Cgroups.Name(cgroupOf(s)),
 			Resources:   r.resources(s.Resources),
 			Namespaces: []specs.LinuxNamespace{
-				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace, Path: filepath.Join(pod, ipcFile)}, {Type: specs.UTSNamespace},
 			},
 		},
 		Annotations: map[string]string{"dunlin.dev/pod": s.PodNamespace + "/" + s.PodName, "dunlin.dev/container": s.ID.Container},
@@ -191,7 +192,7 @@ func (r *Runtime) rlimits() []specs.POSIXRlimit {
 
 // mounts are those that every container has, and the pod's volumes, in an
 // order in which none hides another.
-func mounts(s workload.Spec, dir string) []specs.Mount {
+func mounts(s workload.Spec, dir, pod string) []specs.Mount {
 	sysfs := []string{"nosuid", "noexec", "nodev", "ro"}
 	if s.Security.Privileged {
 		sysfs[3] = "rw"
@@ -203,7 +204,7 @@ func mounts(s workload.Spec, dir string) []specs.Mount {
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: sysfs},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", sysfs[3]}},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+		{Destination: "/dev/shm", Type: "bind", Source: filepath.Join(pod, shmDir), Options: []string{"bind", "rprivate", "rw", "nosuid", "noexec", "nodev"}},
 	}
 	if s.TerminationPath != "" {
 		out = append(out, specs.Mount{Destination: s.TerminationPath, Type: "bind", Source: filepath.Join(dir, terminationFile), Options: []string{"bind", "rprivate", "rw"}})

@@ -241,7 +241,11 @@ func TestCreatedAndLost(t *testing.T) {
 	if err := mountRootfs(dir, b.upperDir(folderName(s.ID)), img); err != nil {
 		t.Fatal(err)
 	}
-	bundle, err := b.bundle(s, img, dir)
+	pod, err := b.shared(t.Context(), s.ID.PodUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := b.bundle(s, img, dir, pod)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 
@@ -44,7 +43,7 @@ func mountRootfs(dir, upper string, img *images.Image) error {
 	// Mount options are one page at most, and an image may have 127 layers:
 	// they are named from inside their folder.
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", strings.Join(img.Layers, ":"), filepath.Join(upper, "upper"), filepath.Join(upper, "work"))
-	err = inFolder(img.LayerDir, func() error { return unix.Mount("overlay", target, "overlay", 0, options) })
+	err = images.InFolder(img.LayerDir, func() error { return unix.Mount("overlay", target, "overlay", 0, options) })
 	if err != nil {
 		var st unix.Statfs_t
 		if errors.Is(err, unix.EINVAL) && unix.Statfs(upper, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC {
@@ -53,23 +52,6 @@ func mountRootfs(dir, upper string, img *images.Image) error {
 		return fmt.Errorf("mount overlay of %d layers at %s: %w", len(img.Layers), target, err)
 	}
 	return nil
-}
-
-// inFolder runs f in a thread with a working folder of its own.
-func inFolder(dir string, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends
-		err := unix.Unshare(unix.CLONE_FS)
-		if err == nil {
-			err = unix.Chdir(dir)
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
 }
 
 // mounted says whether something is mounted on a folder.

@@ -112,7 +112,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: cfg, log: cfg.Logger, locks: map[workload.ID]*attemptLock{}, logs: map[workload.ID]logFile{}}
 	r.bounding, r.effective = ownCapabilities()
-	for _, d := range []string{r.containers(), r.rootDir(), r.socketDir(), r.upperDir("")} {
+	for _, d := range []string{r.containers(), r.podsDir(), r.rootDir(), r.socketDir(), r.upperDir("")} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			return nil, fmt.Errorf("run folder: %w", err)
 		}
@@ -295,7 +295,11 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 			return err
 		}
 	}
-	b, err := r.bundle(s, img, dir)
+	pod, err := r.shared(ctx, s.ID.PodUID)
+	if err != nil {
+		return err
+	}
+	b, err := r.bundle(s, img, dir, pod)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func config(t testing.TB, name string) (Config, shelf) {
 	}
 	tree := cgroup.New(cgroup.Config{Name: fmt.Sprintf("%s-%d", name, os.Getpid())})
 	t.Cleanup(func() {
-		if err := errors.Join(tree.Destroy(), os.RemoveAll(dir)); err != nil {
+		if err := errors.Join(tree.Destroy(), (&Runtime{cfg: Config{RunDir: filepath.Join(dir, "run")}}).RemovePods(), os.RemoveAll(dir)); err != nil {
 			t.Error(err)
 		}
 	})

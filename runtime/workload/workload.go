@@ -247,6 +247,13 @@ type Extender interface {
 	Extend(ctx context.Context, id ID, until time.Duration) error
 }
 
+// PodRemover is the optional ability of a runtime whose containers share more
+// than their network.
+type PodRemover interface {
+	// RemovePod deletes what the containers of a pod shared, once none is left.
+	RemovePod(ctx context.Context, podUID string) error
+}
+
 // Size of a terminal, in characters.
 type Size struct {
 	Width, Height uint16

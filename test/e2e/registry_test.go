@@ -161,7 +161,7 @@ func signingKey(t *testing.T) (*ecdsa.PrivateKey, string) {
 
 const pulled = `apiVersion: apps/v1
 kind: Deployment
-metadata: {name: web, namespace: %s}
+metadata: {name: web, namespace: %[1]s}
 spec:
   replicas: 1
   selector: {matchLabels: {app: web}}
@@ -169,7 +169,12 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       terminationGracePeriodSeconds: 0
-      containers: [{name: main, image: "%s", command: [sleep, "1000"]}]
+      containers:
+      - name: main
+        image: "%[2]s"
+        command: [sh, -c, "test -x /all/bin/busybox -a -e /part/passwd && ! touch /all/x && exec sleep 1000"]
+        volumeMounts: [{name: image, mountPath: /all}, {name: image, mountPath: /part, subPath: etc}]
+      volumes: [{name: image, image: {reference: "%[2]s"}}]
 `
 
 func policy(namespace, pattern, key string) string {
@@ -196,7 +201,8 @@ func podsIn(c *cluster.Cluster, namespace string) ([]corev1.Pod, error) {
 	return l.Items, err
 }
 
-// TestRegistry: a Deployment is pulled from a real registry; in a namespace
+// TestRegistry: a Deployment is pulled from a real registry, and mounts an
+// image; in a namespace
 // with an image policy only what its key signed is, and what is here already
 // stops to start when the policy no longer lets it.
 func TestRegistry(t *testing.T) {
