@@ -30,6 +30,7 @@ const (
 type Client struct {
 	config Config
 	agent  string
+	stall  time.Duration // stallTimeout, but in tests
 
 	mu      sync.Mutex
 	clients map[string]*http.Client // by host
@@ -37,7 +38,7 @@ type Client struct {
 
 // New makes a client; agent is its User-Agent.
 func New(c Config, agent string) *Client {
-	return &Client{config: c, agent: agent, clients: map[string]*http.Client{}}
+	return &Client{config: c, agent: agent, stall: stallTimeout, clients: map[string]*http.Client{}}
 }
 
 // Close ends idle connections.
@@ -182,7 +183,7 @@ func (s *Session) small(ctx context.Context, e endpoint, path, reference string,
 	if r.StatusCode != http.StatusOK {
 		return nil, refused(e.host, r)
 	}
-	body := newStall(r.Body, cancel, stallTimeout)
+	body := newStall(r.Body, cancel, s.c.stall)
 	defer func() { _ = body.Close() }()
 	b, err := io.ReadAll(io.LimitReader(body, limit+1))
 	if err != nil {
@@ -248,7 +249,7 @@ func (s *Session) blob(ctx context.Context, e endpoint, digest string, offset, s
 	if r.ContentLength >= 0 && r.ContentLength != size-from {
 		return fail(&LengthError{Host: e.host, Digest: digest, Want: size - from, Got: r.ContentLength})
 	}
-	return &Blob{ReadCloser: newStall(r.Body, cancel, stallTimeout), Host: e.host, Offset: from}, nil
+	return &Blob{ReadCloser: newStall(r.Body, cancel, s.c.stall), Host: e.host, Offset: from}, nil
 }
 
 // LengthError is a blob that has not the length that its manifest says.
@@ -273,8 +274,12 @@ func contentRange(v string) (from int64, total string, err error) {
 	return from, total, err
 }
 
-// errStalled says that a connection lives and nothing comes.
-var errStalled = fmt.Errorf("nothing came for %s", stallTimeout)
+// stalledError says that a connection lives and nothing comes.
+type stalledError time.Duration
+
+func (e stalledError) Error() string {
+	return fmt.Sprintf("nothing came for %s", time.Duration(e))
+}
 
 // stallReader ends a body that stands still.
 type stallReader struct {
@@ -285,7 +290,7 @@ type stallReader struct {
 }
 
 func newStall(body io.ReadCloser, cancel context.CancelCauseFunc, after time.Duration) *stallReader {
-	return &stallReader{body: body, cancel: cancel, after: after, timer: time.AfterFunc(after, func() { cancel(errStalled) })}
+	return &stallReader{body: body, cancel: cancel, after: after, timer: time.AfterFunc(after, func() { cancel(stalledError(after)) })}
 }
 
 func (s *stallReader) Read(p []byte) (int, error) {
