@@ -153,7 +153,7 @@ func Role(p Paths) string {
 var (
 	StateParts  = []string{"server", "node", "node.forgotten*", "wasm", "oci", "images", "volumes", "claims", "cni"}
 	RunParts    = []string{"agent.sock", "wasm", "oci", "volumes", "proxy", "ingress", ".new", "lock"}
-	ConfigParts = []string{"join", "manifests", "admin.kubeconfig", "registries.yaml"}
+	ConfigParts = []string{"join", "manifests", "admin.kubeconfig", "registries.yaml", "cni"}
 )
 
 // removable is what Remove takes away, without the folder of the configuration
