@@ -57,8 +57,9 @@ stories: build bin/dunlin-testclock examples ## the failure stories on real proc
 	@test/setup.sh
 	CYCLES=$(or $(CYCLES),1) go test -count=1 -timeout 12h -v -tags e2e -run '$(or $(STORIES),^TestStory)' ./test/e2e
 
-clients: build examples ## real kubectl (1.37 and Debian's 1.20), Helm 3 and 4, informers and a controller against a real server
+clients: build examples ## real kubectl (1.37 and Debian's 1.20), Helm 3 and 4, informers and a controller against a real server, gRPC through Service and Ingress
 	@test/setup.sh
+	cd test/grpc && CGO_ENABLED=0 go test -count=1 -v ./...
 	test/clients/run.sh
 
 sim: ## whole clusters in virtual time: SEEDS=n (300) from FIRST=n (1), stories, a link that is cut for CUT (504h); what passed is kept in bin/sim.job, so a long job goes on where it was
