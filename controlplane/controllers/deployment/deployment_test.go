@@ -25,14 +25,6 @@ type cluster struct {
 	bubble bool
 }
 
-// pass lets time pass.
-func (c *cluster) pass(d time.Duration) {
-	c.Advance(d)
-	if c.bubble {
-		time.Sleep(d)
-	}
-}
-
 func newCluster(t *testing.T) *cluster {
 	w := fixture.New(t)
 	w.AddNode("n1")

@@ -26,6 +26,14 @@ func rollsBack(value string) func(*appsv1.Deployment) {
 	}
 }
 
+// pass lets time pass.
+func (c *cluster) pass(d time.Duration) {
+	c.Advance(d)
+	if c.bubble {
+		time.Sleep(d)
+	}
+}
+
 // settled is how many turns, of a second, make the first version available.
 const settled = 12
 
