@@ -119,7 +119,7 @@ conformance: build ## the Kubernetes conformance tests that we claim (long; SLIC
 	test/clients/build.sh
 	test/conformance/run.sh
 
-oracle: ## our defaults, validation, tables and scheduling against upstream's (long to build)
+oracle: ## our defaults, validation, tables, scheduling and controllers against upstream's (long to build)
 	for m in . printers arithmetic; do (cd test/oracle/$$m && CGO_ENABLED=0 go test ./...); done
 
 .PHONY: conformance oracle

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -50,7 +51,8 @@ var kindsOf = []struct {
 
 // TestPlacement measures committed binds of pods that were created before, at
 // each size and with each kind of terms. Each is run DUNLIN_BENCH_REPEAT
-// times (3), and the best counts: others use the machine, too.
+// times (3), and the best counts: others use the machine, too. DUNLIN_BENCH_KIND
+// names one kind.
 func TestPlacement(t *testing.T) {
 	pods := size("DUNLIN_BENCH_PODS", 10_000)
 	for _, nodes := range []int{100, 1000, 5000} {
@@ -59,6 +61,9 @@ func TestPlacement(t *testing.T) {
 		}
 		for i := range kindsOf {
 			k := &kindsOf[i]
+			if only := os.Getenv("DUNLIN_BENCH_KIND"); only != "" && only != k.name {
+				continue
+			}
 			var best placementRun
 			for range size("DUNLIN_BENCH_REPEAT", 3) {
 				if r := runPlacement(t, nodes, pods, i); r.rate() > best.rate() {

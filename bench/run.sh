@@ -5,6 +5,7 @@
 #   DUNLIN_BENCH_IDLE=5m   lengthens the idle measurements (default 30s)
 #   DUNLIN_BENCH_LOSS=30m  lengthens the one with packet loss (default 2m)
 #   DUNLIN_BENCH_NODES, DUNLIN_BENCH_FLEET_PODS   size of the fleet (5000, 100000)
+#   DUNLIN_BENCH_KIND      one kind of placement (plain, spread, ...)
 #   bench/run.sh TestFalseMoves ...   runs these measurements alone
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -57,17 +57,17 @@ func count(j *batchv1.Job, st *batchv1.JobStatus, pods []member) tally {
 		switch m.class {
 		case succeeded:
 			if indexed(j) {
-				if m.index != none && m.index < n {
+				if m.belongs(j) {
 					done = append(done, m.index)
 				}
 			} else if !m.superseded && !has(un.Succeeded, m.uid) && !has(un.Failed, m.uid) {
 				t.succeeded++
 			}
 		case failed:
-			if m.counts && !has(un.Failed, m.uid) {
+			if m.counts && m.belongs(j) && !has(un.Failed, m.uid) {
 				t.failed++
 			}
-			if perIndex(j) && m.index != none && m.index < n && (m.failIndex || m.counts && m.failures >= *j.Spec.BackoffLimitPerIndex) {
+			if perIndex(j) && m.belongs(j) && (m.failIndex || m.counts && m.failures >= *j.Spec.BackoffLimitPerIndex) {
 				broken = append(broken, m.index)
 			}
 		}
@@ -158,8 +158,8 @@ func evaluate(j *batchv1.Job, st *batchv1.JobStatus, pods []member, t tally, now
 		if pods[i].failsJob != "" {
 			return fail(batchv1.JobReasonPodFailurePolicy, pods[i].failsJob)
 		}
-		if pods[i].class == active {
-			restarts += pods[i].restarts
+		if m := &pods[i]; m.class == active || m.class != missing && !over(m) && !m.unwanted {
+			restarts += m.restarts
 		}
 	}
 	limit := *j.Spec.BackoffLimit
@@ -312,9 +312,10 @@ func manage(j *batchv1.Job, pods []member, t tally) plan {
 	return p
 }
 
-// disposable sorts the pods that may best be deleted first: those that are
-// not on a node, not running, not ready; then as their return from a silent
-// node says; then the newest.
+// disposable sorts the pods that may best be deleted first, as upstream does:
+// those that are not on a node, not running, not ready, ready for the shortest
+// time, restarted most often, the newest. As their return from a silent node
+// says comes before the time.
 func disposable(a, b *member) int {
 	rank := func(m *member) int {
 		switch h := &m.rec.Header; {
@@ -327,7 +328,7 @@ func disposable(a, b *member) int {
 		}
 		return 4 + m.keep
 	}
-	return cmp.Or(rank(a)-rank(b), cmp.Compare(b.rec.Header.Created, a.rec.Header.Created), cmp.Compare(a.rec.Header.Key.Name, b.rec.Header.Key.Name))
+	return cmp.Or(rank(a)-rank(b), b.readyAt.Compare(a.readyAt), cmp.Compare(b.worst, a.worst), cmp.Compare(b.rec.Header.Created, a.rec.Header.Created), cmp.Compare(a.rec.Header.Key.Name, b.rec.Header.Key.Name))
 }
 
 // ensure sets a condition and reports whether that changed anything. A

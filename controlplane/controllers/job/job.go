@@ -156,6 +156,7 @@ func (r *round) run(ctx context.Context) (time.Duration, error) {
 	if e != nil {
 		failed = r.stop(ctx, func(m *member) bool { return m.class == active || m.class == missing })
 	} else {
+		r.suspension(t)
 		failed = r.manage(ctx, t)
 	}
 	if err := r.look(ctx); err != nil { // what was just done shows at once
@@ -216,10 +217,22 @@ func superseded(pods []member, un *batchv1.UncountedTerminatedPods) (out []int) 
 	return out
 }
 
-// start sets the start time, and what suspending and resuming change.
+// start sets the start time, anew when the Job is resumed.
 func (r *round) start() {
-	at := metav1.NewTime(r.now).Rfc3339Copy()
+	resumed := isTrue(condition(&r.st, batchv1.JobSuspended))
+	if !suspended(r.job) && (r.st.StartTime == nil || resumed) {
+		at := metav1.NewTime(r.now).Rfc3339Copy()
+		r.st.StartTime = &at
+	}
+}
+
+// suspension says in the status of a Job that goes on whether it is suspended.
+// One that is complete without its last pods is not: it ends with them.
+func (r *round) suspension(t tally) {
 	if suspended(r.job) {
+		if complete(r.job, tally{succeeded: t.succeeded}) {
+			return
+		}
 		if ensure(&r.st, batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended", r.now) {
 			r.note(events.Normal, "Suspended", "Job suspended")
 			r.st.StartTime = nil
@@ -228,10 +241,6 @@ func (r *round) start() {
 	}
 	if ensure(&r.st, batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed", r.now) {
 		r.note(events.Normal, "Resumed", "Job resumed")
-		r.st.StartTime = nil
-	}
-	if r.st.StartTime == nil {
-		r.st.StartTime = &at
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -48,10 +49,12 @@ type member struct {
 	keep    int // lost.Keep
 	// replaces is the uid of the lost pod that this one stands in for.
 	replaces   string
-	superseded bool // byPair
-	unwanted   bool // superseded for whatever reason
-	restarts   int32
-	// Of failed pods:
+	superseded bool      // byPair
+	unwanted   bool      // superseded for whatever reason
+	restarts   int32     // of all containers
+	worst      int32     // of the one that restarted most
+	readyAt    time.Time // of ready pods
+	// Of failed pods, and of those that leave and are not over:
 	counts    bool   // towards the back-off limit
 	failsJob  string // the message of a rule that fails the Job
 	failIndex bool
@@ -92,12 +95,27 @@ func read(j *batchv1.Job, r *state.Record, decode func(*state.Record) (*corev1.P
 			m.restarts += list[i].RestartCount
 		}
 	}
-	if m.class == failed {
-		if m.counts, m.failsJob, m.failIndex = match(j.Spec.PodFailurePolicy, p); m.unwanted {
-			m.counts, m.failsJob, m.failIndex = false, "", false
+	for i := range p.Status.ContainerStatuses {
+		m.worst = max(m.worst, p.Status.ContainerStatuses[i].RestartCount)
+	}
+	for i := range p.Status.Conditions {
+		if c := &p.Status.Conditions[i]; m.ready && c.Type == corev1.PodReady {
+			m.readyAt = c.LastTransitionTime.Time
+		}
+	}
+	if (m.class == failed || m.class == leaving) && !m.unwanted {
+		m.counts, m.failsJob, m.failIndex = match(j.Spec.PodFailurePolicy, p)
+		if m.class == leaving { // it fails nothing before it is over
+			m.failsJob, m.failIndex = "", false
 		}
 	}
 	return m, nil
+}
+
+// belongs: it is of an index that the Job has (any pod, without indexes). What
+// is of another is of a Job that was larger, and never counts.
+func (m *member) belongs(j *batchv1.Job) bool {
+	return !indexed(j) || m.index != none && m.index < *j.Spec.Completions
 }
 
 func number(p *corev1.Pod, annotation string) int32 {

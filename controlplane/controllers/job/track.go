@@ -109,7 +109,11 @@ func (r *round) tally(t tally, e *end) (release []int, more bool) {
 				m.index < *r.job.Spec.Completions {
 				continue // the next pod of the index carries its count on
 			}
-			if m.counts && !has(un.Failed, m.uid) && (!indexed(r.job) || m.index != none && m.index < *r.job.Spec.Completions) {
+			if m.counts && !has(un.Failed, m.uid) && m.belongs(r.job) {
+				un.Failed = append(un.Failed, types.UID(m.uid))
+			}
+		case leaving: // somebody deleted it; of a Job that has failed it is not waited for
+			if e != nil && e.t == batchv1.JobFailureTarget && m.counts && !has(un.Failed, m.uid) && m.belongs(r.job) {
 				un.Failed = append(un.Failed, types.UID(m.uid))
 			}
 		}

@@ -37,7 +37,8 @@ type actions struct {
 //
 // An ordered set makes, deletes and replaces one pod at a time, each only
 // when all before it are available; a pod that is broken in an old revision
-// is replaced at once, so that a bad update can be taken back.
+// is replaced at once, so that a bad update can be taken back. In a parallel
+// set one that is not available yet is, too: it costs no availability.
 func decide(replicas, condemned []replica, s strategy) actions {
 	var a actions
 	for i := range replicas {
@@ -53,7 +54,7 @@ func decide(replicas, condemned []replica, s strategy) actions {
 		case r.leaving:
 		case r.available:
 			stop = false
-		case s.replaceable(r) && !r.ready && !r.silent:
+		case s.replaceable(r) && !r.silent && (!r.ready || !s.ordered):
 			a.remove = append(a.remove, r.name)
 		}
 		if stop && s.ordered {
@@ -61,8 +62,9 @@ func decide(replicas, condemned []replica, s strategy) actions {
 		}
 	}
 	if len(condemned) > 0 {
-		a.scaleDown(replicas, condemned, s)
-		return a
+		if a.scaleDown(replicas, condemned, s); s.ordered {
+			return a
+		}
 	}
 	if !s.onDelete && len(a.create)+len(a.remove) == 0 {
 		a.update(replicas, s)
