@@ -73,9 +73,12 @@ func publicKeys(text string) (out []crypto.PublicKey, err error) {
 		if b, rest = pem.Decode(rest); b == nil {
 			return nil, errors.New("PEM blocks are wanted (BEGIN PUBLIC KEY), as in cosign.pub")
 		}
+		if b.Type != "PUBLIC KEY" {
+			return nil, fmt.Errorf("a block of type %q is not a public key", b.Type)
+		}
 		k, err := x509.ParsePKIXPublicKey(b.Bytes)
-		if b.Type != "PUBLIC KEY" || err != nil {
-			return nil, fmt.Errorf("a block of type %q is not a public key (%v)", b.Type, err)
+		if err != nil {
+			return nil, fmt.Errorf("it is not a public key: %w", err)
 		}
 		switch k := k.(type) {
 		case *ecdsa.PublicKey, ed25519.PublicKey:

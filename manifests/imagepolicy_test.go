@@ -49,7 +49,7 @@ func TestImagePolicy(t *testing.T) {
 		"rules: [{images: [a], keys: hello}]":              "PEM blocks",
 		"rules: [{images: [a], key: x}]":                   "field key not found",
 		"rules: [{images: [a], keys: '-----BEGIN X-----']": "did not find expected",
-		"rules: [{images: [a], keys: \"-----BEGIN PUBLIC KEY-----\\nAAAA\\n-----END PUBLIC KEY-----\\n\"}]": "is not a public key",
+		"rules: [{images: [a], keys: \"-----BEGIN PUBLIC KEY-----\\nAAAA\\n-----END PUBLIC KEY-----\\n\"}]": "not a public key",
 	} {
 		if _, err := ParseImagePolicy(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want %q", text, err, want)
