@@ -141,7 +141,7 @@ func (s *Server) behindService(rq *request, full, port string) (*corev1.Pod, str
 	if err != nil {
 		return nil, "", err
 	}
-	e, ok := obj.(*corev1.Endpoints) //nolint:staticcheck // what upstream's proxy looks at
+	e, ok := obj.(*corev1.Endpoints)
 	if !ok || len(e.Subsets) == 0 {
 		return nil, "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", name))
 	}
@@ -163,7 +163,7 @@ func (s *Server) behindService(rq *request, full, port string) (*corev1.Pod, str
 
 // podAt is the pod of an endpoint. Whoever writes endpoints must not make
 // this server reach anything else.
-func (s *Server) podAt(namespace string, a *corev1.EndpointAddress) *corev1.Pod { //nolint:staticcheck // as above
+func (s *Server) podAt(namespace string, a *corev1.EndpointAddress) *corev1.Pod {
 	if a.TargetRef == nil || a.TargetRef.Namespace != namespace {
 		return nil
 	}

@@ -128,7 +128,7 @@ func newWorld(t *testing.T, https bool, pod http.HandlerFunc) *world {
 		p, _ := url.PathUnescape(raw)
 		if err := w.proxy.ServeProxy(rw, r, w.pod, &url.URL{Scheme: scheme, Host: host, Path: p, RawPath: raw, RawQuery: r.URL.RawQuery}, prefix); err != nil {
 			code := http.StatusInternalServerError
-			if st, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // as it is returned
+			if st, ok := err.(apierrors.APIStatus); ok {
 				code = int(st.Status().Code)
 			}
 			http.Error(rw, err.Error(), code)
