@@ -102,14 +102,55 @@ func killExec(pidfile string) bool {
 	if err != nil || pid <= 1 {
 		return true
 	}
-	all := descendants(pid, nil)
-	if unix.Kill(pid, unix.SIGKILL) != nil {
+	return killTree(pid)
+}
+
+// killTree ends a process and what it started. All are stopped before any is
+// killed: one that runs may start another between the look and the kill. False:
+// the process has ended already.
+func killTree(pid int) bool {
+	if unix.Kill(pid, unix.SIGSTOP) != nil {
 		return false
 	}
-	for _, pid := range all {
-		_ = unix.Kill(pid, unix.SIGKILL)
+	var all []int
+	for range stopTries {
+		all = descendants(pid, nil)
+		still := stopped(pid)
+		for _, child := range all {
+			if !stopped(child) {
+				still = false
+				_ = unix.Kill(child, unix.SIGSTOP)
+			}
+		}
+		if still {
+			break
+		}
+		<-time.After(time.Millisecond)
+	}
+	for _, p := range append(all, pid) {
+		_ = unix.Kill(p, unix.SIGKILL)
 	}
 	return true
+}
+
+// stopTries bounds, in milliseconds, how long processes are waited for that a
+// system call keeps from stopping.
+const stopTries = 200
+
+// stopped says that a process starts nothing any more.
+func stopped(pid int) bool {
+	f := statOf(pid)
+	return len(f) == 0 || strings.Contains("TtZX", f[0])
+}
+
+// statOf are the fields of a process's stat from its state on
+// (proc_pid_stat(5)); none when it has ended.
+func statOf(pid int) []string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // its name may hold anything
 }
 
 // descendantsMost bounds what is looked for below one process.
@@ -149,7 +190,7 @@ func (r *Runtime) endExecs() {
 			// process that has its number by now has another.
 			if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && ranBy(pid, tmp) {
 				r.log.Info("command of an earlier agent ended", "folder", tmp, "pid", pid)
-				_ = unix.Kill(pid, unix.SIGKILL)
+				_ = killTree(pid)
 			}
 		}
 		_ = os.RemoveAll(tmp)
@@ -158,16 +199,11 @@ func (r *Runtime) endExecs() {
 
 // ranBy says whether a process was started by an exec with this folder.
 func ranBy(pid int, tmp string) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
+	f := statOf(pid)
+	if len(f) < 2 {
 		return false
 	}
-	_, rest, ok := strings.Cut(string(b[max(bytes.LastIndexByte(b, ')'), 0):]), " ") // its name may hold anything
-	f := strings.Fields(rest)
-	if !ok || len(f) < 2 {
-		return false
-	}
-	b, err = os.ReadFile("/proc/" + f[1] + "/cmdline")
+	b, err := os.ReadFile("/proc/" + f[1] + "/cmdline")
 	return err == nil && strings.Contains(string(b), filepath.Join(tmp, "pid")+"\x00")
 }
 
