@@ -53,9 +53,13 @@ soak: build examples ## rolling restarts under 200 kept connections: no request 
 	@test/setup.sh
 	DUNLIN_SOAK=$(or $(DURATION),30m) DUNLIN_SOAK_JOB=$(CURDIR)/bin/soak.job go test -count=1 -timeout 0 -v -tags e2e -run '^TestSoak$$' ./test/e2e
 
-stories: build bin/dunlin-testclock examples ## the failure stories on real processes: CYCLES=n (1) times each, or those that STORIES=regexp names; prints every cycle
+stories: build bin/dunlin-testclock examples ## the failure stories on real processes: CYCLES=n (1) times each, or those that STORIES=regexp names, PARALLEL=n (2) cycles side by side; prints every cycle, then a table; what passed is kept in bin/stories.job, so a long job goes on where it was; logs in bin/stories
 	@test/setup.sh
-	CYCLES=$(or $(CYCLES),1) go test -count=1 -timeout 12h -v -tags e2e -run '$(or $(STORIES),^TestStory)' ./test/e2e
+	CGO_ENABLED=0 go build -trimpath -tags dunlin_next -ldflags '-s -w -X github.com/dunlin-project/dunlin/internal/version.Version=next' -o bin/dunlin-next ./cmd/dunlin
+	CGO_ENABLED=0 go test -c -trimpath -tags e2e -o bin/e2e.test ./test/e2e
+	CGO_ENABLED=0 go build -trimpath -o bin/stories-run ./test/stories
+	cd test/e2e && DUNLIN_NEXT=$(CURDIR)/bin/dunlin-next ../../bin/stories-run -cycles $(or $(CYCLES),1) -parallel $(or $(PARALLEL),2) -stories '$(or $(STORIES),^TestStory)' \
+	  -job ../../bin/stories.job -logs ../../bin/stories $(addprefix $(CURDIR)/bin/,e2e.test dunlin dunlin-testclock dunlin-next dunlin-wasm dunlin-proxy)
 
 clients: build examples ## real kubectl (1.37 and Debian's 1.20), Helm 3 and 4, informers and a controller against a real server, gRPC through Service and Ingress
 	@test/setup.sh

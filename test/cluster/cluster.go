@@ -97,7 +97,7 @@ func NewControlPlane(t testing.TB, flags ...string) *Cluster {
 
 func start(t testing.TB, dir string, flags []string) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, Dir: dir, NetNS: fmt.Sprintf("dne%d", rand.IntN(1e6)), flags: flags}
+	c := &Cluster{t: t, Dir: dir, NetNS: fmt.Sprintf("dne%d", number()), flags: flags}
 	if err := os.Chmod(c.Dir, 0o711); err != nil { // guests run as other users
 		t.Fatal(err)
 	}
@@ -195,6 +195,7 @@ func (c *Cluster) destroy() {
 		c.t.Errorf("sweep: %v: %s", err, out)
 	}
 	if c.t.Failed() {
+		keepLog(c.t, "server", filepath.Join(c.Dir, "server.log"))
 		b, _ := os.ReadFile(filepath.Join(c.Dir, "server.log"))
 		if len(b) > 8000 {
 			b = b[len(b)-8000:]

@@ -222,6 +222,7 @@ func (s *ServerProcess) Log() string {
 func (s *ServerProcess) destroy() {
 	s.Stop(syscall.SIGTERM)
 	if s.t.Failed() {
+		keepLog(s.t, s.Name, filepath.Join(s.Dir, "log"))
 		s.t.Logf("log of %s ends:\n%s", s.Name, s.Log())
 	}
 }
@@ -262,20 +263,6 @@ type ServerState struct {
 	Name, ID, Role, Reason, Version string
 	FeatureLevel                    uint32
 	Ready                           bool
-}
-
-// NextBuild builds the tree as the release after this one would be: its
-// feature level is one higher (build tag dunlin_next), its version is "next".
-func NextBuild(t testing.TB) string {
-	t.Helper()
-	bin := filepath.Join(t.TempDir(), "dunlin")
-	cmd := exec.Command("go", "build", "-tags", "dunlin_next", "-ldflags", "-s -w -X github.com/dunlin-project/dunlin/internal/version.Version=next", "-o", bin, "./cmd/dunlin")
-	cmd.Dir = Root(t)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v: %s", err, out)
-	}
-	return bin
 }
 
 // States asks one of the servers about all.

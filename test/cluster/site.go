@@ -212,7 +212,7 @@ type Agent struct {
 // NewAgent prepares the folders of a node; on is nil for this host's network.
 func NewAgent(t testing.TB, name string, on *Machine) *Agent {
 	t.Helper()
-	a := &Agent{Name: name, Dir: t.TempDir(), NetNS: fmt.Sprintf("dna%d", rand.IntN(1e6)), t: t, on: on}
+	a := &Agent{Name: name, Dir: t.TempDir(), NetNS: fmt.Sprintf("dna%d", number()), t: t, on: on}
 	if err := os.Chmod(a.Dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -288,6 +288,7 @@ func (a *Agent) destroy() {
 		a.t.Errorf("sweep of %s: %v: %s", a.Name, err, out)
 	}
 	if a.t.Failed() {
+		keepLog(a.t, a.Name, filepath.Join(a.Dir, "log"))
 		a.t.Logf("log of %s ends:\n%s", a.Name, a.Log())
 	}
 }

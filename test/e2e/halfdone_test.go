@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -336,117 +335,6 @@ func TestKilledDuringARollingUpdate(t *testing.T) {
 			rollThrough(t, c, c.HostPIDs, fmt.Sprintf("both%d", i), func() { c.Kill(); c.Start() })
 		}
 	})
-}
-
-// fill leaves no byte of the folder's file system; free gives it all back.
-func fill(t *testing.T, dir string) (free func()) {
-	t.Helper()
-	path := filepath.Join(dir, "ballast")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	block := make([]byte, 1<<20)
-	for len(block) > 0 {
-		if _, err := f.Write(block); err != nil {
-			block = block[:len(block)/2]
-		}
-	}
-	return func() {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// smallDisk is a folder on an ext4 of its own. Unlike a tmpfs it keeps 5 % for
-// root, and some for itself.
-func smallDisk(t *testing.T, size int64) string {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: needs root to mount a small file system")
-	}
-	dir := t.TempDir()
-	image, mnt := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
-	if err := errors.Join(os.Chmod(dir, 0o711), os.Mkdir(mnt, 0o711), os.WriteFile(image, nil, 0o600), os.Truncate(image, size)); err != nil {
-		t.Fatal(err)
-	}
-	for _, cmd := range [][]string{{"mkfs.ext4", "-q", "-F", image}, {"mount", "-o", "loop", image, mnt}} {
-		if out, err := exec.Command(cmd[0], cmd[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("SKIPPED: %v: %v %s", cmd, err, out)
-		}
-	}
-	t.Cleanup(func() {
-		if out, err := exec.Command("umount", mnt).CombinedOutput(); err != nil {
-			t.Errorf("unmount: %v %s", err, out)
-		}
-	})
-	if err := os.Chmod(mnt, 0o711); err != nil { //nolint:gosec // guests run as other users
-		t.Fatal(err)
-	}
-	return mnt
-}
-
-// TestFullDisk fills the file system of the state folder while pods run.
-func TestFullDisk(t *testing.T) {
-	dir := smallDisk(t, 96<<20)
-	// A look at the disk while it is full must not hold back pods long after.
-	c := cluster.NewAt(t, dir, "--eviction-pressure-transition-period", "1s")
-	c.Import("sleep.wasm", cluster.Module(t, "sleep"))
-	c.Apply(deployment("stays", "sleep.wasm", 3, ""))
-	c.Apply(barePod("half-0") + "---\n" + barePod("half-1"))
-	for _, name := range []string{"background", "foreground", "orphan"} {
-		c.Apply(strings.Replace(deployment(name, "sleep.wasm", 1, ""), "      containers:", "      terminationGracePeriodSeconds: 1\n      containers:", 1))
-		c.WaitReady("app="+name, 1)
-	}
-	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: leaves}}")
-	c.WaitReady("app=stays", 3)
-	c.WaitReady("app=half", 2)
-	before := c.Pods("app=stays")
-	guests := c.HostPIDs()
-	free := fill(t, dir)
-
-	c.Run("get", "pods") // reads go on
-	c.Run("logs", "deploy/stays")
-	late := filepath.Join(t.TempDir(), "late.yaml")
-	if err := os.WriteFile(late, []byte(deployment("late", "sleep.wasm", 1, "")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := c.Try("apply", "-f", late)
-	if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "is full") {
-		t.Errorf("a write on a full disk says %v", err)
-	}
-	for _, args := range [][]string{
-		{"pod", "half-0"}, {"namespace", "leaves"},
-		{"deploy", "background", "--cascade=background"}, {"deploy", "foreground", "--cascade=foreground"}, {"deploy", "orphan", "--cascade=orphan"},
-	} {
-		if out, err := c.Try(append([]string{"delete", "--timeout", "30s"}, args...)...); err != nil {
-			t.Errorf("delete on a full disk: %s, %v", out, err)
-		}
-	}
-	for _, p := range before {
-		uid := string(p.UID)
-		for id, pid := range guests {
-			if strings.HasPrefix(id, uid) && c.HostPIDs()[id] != pid {
-				t.Errorf("guest %s of a pod that nobody touched was disturbed", id)
-			}
-		}
-	}
-	free()
-	c.Eventually(far, "writes are taken again", func() error { _, err := c.Try("apply", "-f", late); return err })
-	// The first one may come while the disk still counts as full: it is evicted,
-	// and another takes its place.
-	c.Run("rollout", "status", "deploy/late", "--timeout", "2m")
-	c.Run("delete", "pod", "half-1", "--timeout", "30s")
-	for _, p := range c.WaitReady("app=stays", 3) {
-		if p.Status.ContainerStatuses[0].RestartCount != 0 {
-			t.Errorf("pod %s was restarted", p.Name)
-		}
-	}
-	if c.Cmd.ProcessState != nil {
-		t.Error("the server died")
-	}
 }
 
 // slowly opens a connection to the API as the administrator and sends that

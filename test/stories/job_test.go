@@ -1,0 +1,80 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func opened(t *testing.T, path string, binaries []string) *job {
+	t.Helper()
+	j, err := openJob(path, binaries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// A job's file is read back by the same build, whole or cut off, and by no
+// other; one process has it.
+func TestJobGoesOn(t *testing.T) {
+	dir := t.TempDir()
+	path, bin := filepath.Join(dir, "bin", "job"), filepath.Join(dir, "binary")
+	if err := os.WriteFile(bin, []byte("one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j := opened(t, path, []string{bin})
+	j.ran(cycle{"TestStory01", 1}, "", time.Second)
+	j.ran(cycle{"TestStory01", 2}, "it fell", time.Second)
+	j.ran(cycle{"TestStory02", 1}, "", 3*time.Second)
+	if other, err := openJob(path, []string{bin}); err == nil {
+		other.close()
+		t.Error("two processes tell the same stories")
+	}
+	if bad := j.table([]string{"TestStory01", "TestStory02"}, 2); bad != 1 {
+		t.Errorf("%d cycles failed, not 1", bad)
+	}
+	if _, err := j.file.WriteString("passed TestStory02 2 1"); err != nil {
+		t.Fatal(err)
+	}
+	j.close()
+
+	j = opened(t, path, []string{bin})
+	for c, want := range map[cycle]bool{{"TestStory01", 1}: true, {"TestStory02", 1}: true, {"TestStory01", 2}: false, {"TestStory02", 2}: false} {
+		if j.has(c) != want {
+			t.Errorf("%s passed: %v, not %v", c, !want, want)
+		}
+	}
+	if j.once[cycle{"TestStory01", 2}] != 1 {
+		t.Error("what failed before is forgotten")
+	}
+	if j.passed[cycle{"TestStory02", 1}] != 3*time.Second {
+		t.Errorf("times %v", j.passed)
+	}
+	j.close()
+
+	if err := os.WriteFile(bin, []byte("two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j = opened(t, path, []string{bin})
+	defer j.close()
+	if len(j.passed) > 0 || len(j.once) > 0 {
+		t.Errorf("what another build passed counts: %v", j.passed)
+	}
+}
+
+// Only a story that was told in full has passed.
+func TestVerdict(t *testing.T) {
+	for text, want := range map[string]string{
+		"=== RUN   TestStory01\n--- PASS: TestStory01 (3.1s)\nPASS\n":                 "",
+		"--- PASS: TestStory01 (3.1s)\n    --- SKIP: TestStory01/long (0.0s)\nPASS\n": "a part was skipped: TestStory01/long (0.0s)",
+		"--- SKIP: TestStory01 (0.0s)\nPASS\n":                                        "a part was skipped: TestStory01 (0.0s)",
+		"--- PASS: TestStory01More (3.1s)\nPASS\n":                                    "it was not told",
+		"testing: warning: no tests to run\nPASS\n":                                   "it was not told",
+	} {
+		if got := judge("TestStory01", text); got != want {
+			t.Errorf("%q: %q, not %q", text, got, want)
+		}
+	}
+}
