@@ -3,64 +3,70 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/dunlin-project/dunlin/test/cluster"
 )
 
-// withPods is three servers, and two nodes with one guest each.
-func withPods(t *testing.T) (c *cluster.Servers, agents []*cluster.Agent, same func(what string)) {
-	t.Helper()
-	c = cluster.NewServers(t, 3)
-	for i := range 2 {
-		a := cluster.NewAgent(t, fmt.Sprintf("n%d", i+1), nil)
-		a.Import("sleep.wasm", cluster.Module(t, "sleep"))
-		a.Start("--join", strings.TrimSpace(c.Run(0, "token", "create")))
-		agents = append(agents, a)
-		c.Eventually(time.Minute, a.Name+" is Ready", func() error { return c.NodeReady(0, a.Name) })
-		d := strings.Replace(deployment("app-"+a.Name, "sleep.wasm", 1, ""), "    spec:\n", "    spec:\n      nodeName: "+a.Name+"\n", 1)
-		if _, err := c.TryIn(0, d, "apply", "-f", "-"); err != nil {
-			t.Fatal(err)
-		}
+// TestStory01AllServersDie: with every server killed guests run on, for longer
+// than any lease, a Service answers on its node and on others, and an agent
+// that is started meanwhile adopts its own. One server alone changes nothing;
+// when there is a quorum nothing is started again and nodes are Ready.
+func TestStory01AllServersDie(t *testing.T) {
+	c := newCrew(t, 4)
+	c.agents[0].Import("hello.wasm", filepath.Join(cluster.Root(t), "bin", "examples", "hello.wasm"))
+	pinned := strings.Replace(hello("1", 1), "runtimeClassName: wasm", "runtimeClassName: wasm\n      nodeSelector: {kubernetes.io/hostname: n1}", 1)
+	if _, err := c.TryIn(0, pinned+"---\n"+helloService, "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
 	}
-	guests := make([]map[string]int, len(agents))
-	for i, a := range agents {
-		c.Eventually(time.Minute, a.Name+" has a guest", func() error {
-			if guests[i] = a.HostPIDs(); len(guests[i]) != 1 {
-				return fmt.Errorf("%d", len(guests[i]))
+	c.Eventually(time.Minute, "hello runs", func() error { _, err := onePod(c.Servers, "hello"); return err })
+	c.beside = 1
+	c.rest()
+	var svc corev1.Service
+	if err := getJSON(c.Servers, "service/hello", &svc); err != nil {
+		t.Fatal(err)
+	}
+	answers := func(when string) {
+		t.Helper()
+		patiently(t, "the Service answers "+when, func() error {
+			_, err := getOn(c.machines[0].Path(), "http://"+svc.Spec.ClusterIP+"/")
+			for _, m := range c.machines {
+				_, more := get(fmt.Sprintf("http://%s:%d/", m.IP, svc.Spec.Ports[0].NodePort))
+				err = errors.Join(err, more)
 			}
-			return nil
+			return err
 		})
 	}
-	return c, agents, func(what string) {
+	guests := func(when string) {
 		t.Helper()
-		for i, a := range agents {
-			if now := a.HostPIDs(); !maps.Equal(now, guests[i]) {
-				t.Fatalf("%s: guests of %s are %v, were %v", what, a.Name, now, guests[i])
-			}
+		now := map[string]int{}
+		for _, a := range c.agents {
+			maps.Copy(now, a.HostPIDs())
+		}
+		if !maps.Equal(now, c.guests) {
+			t.Fatalf("%s: guests are %v, were %v", when, now, c.guests)
 		}
 	}
-}
-
-// TestStory01AllServersDie: with every server killed guests run on, for longer
-// than any lease, and an agent that is started meanwhile adopts its own; when
-// the servers are back nothing is started again and nodes are Ready.
-func TestStory01AllServersDie(t *testing.T) {
-	c, agents, same := withPods(t)
-	for range cycles(t) {
+	answers("at first")
+	c.each(func(i int) {
 		for _, s := range c.List {
 			s.Stop(syscall.SIGKILL)
 		}
-		agents[1].Stop(syscall.SIGKILL)
-		agents[1].Start()
+		restarted := c.agents[1+i%2]
+		restarted.Stop(syscall.SIGKILL)
+		restarted.Start()
 		pause(t, 10*time.Second)
-		same("without servers")
-		for _, a := range agents {
+		guests("without servers")
+		for _, a := range c.agents {
 			c.Eventually(30*time.Second, a.Name+" says that it is cut off", func() error {
 				if s, err := a.Status(); err != nil || s.Connected {
 					return fmt.Errorf("%+v, %v", s, err)
@@ -68,22 +74,28 @@ func TestStory01AllServersDie(t *testing.T) {
 				return nil
 			})
 		}
-		for _, s := range c.List {
-			s.Start()
-		}
-		c.Roles(3, 3)
-		for _, a := range agents {
-			c.Eventually(time.Minute, a.Name+" is Ready", func() error { return c.NodeReady(0, a.Name) })
-		}
-		c.Eventually(time.Minute, "the pods are Ready and were never restarted", func() error {
-			for _, a := range agents {
-				list, err := podsOf(c, 0, "app=app-"+a.Name)
-				if err != nil || len(list) != 1 || !cluster.Ready(&list[0]) || list[0].Status.ContainerStatuses[0].RestartCount != 0 {
-					return fmt.Errorf("%s: %d pods, %v", a.Name, len(list), err)
-				}
+		answers("without servers")
+
+		c.List[0].Start()
+		c.Eventually(time.Minute, "a server alone refuses a write for want of a quorum", func() error {
+			_, err := c.TryIn(0, configMap("never"), "apply", "-f", "-")
+			if err == nil {
+				t.Fatal("it took one")
+			}
+			if !strings.Contains(err.Error(), "quorum") {
+				return err
 			}
 			return nil
 		})
-		same("with servers again")
-	}
+		guests("with one server")
+		answers("with one server")
+		c.List[1].Start()
+		c.List[2].Start()
+		c.Roles(3, 3)
+		c.same("with servers again")
+		if _, err := c.Try(0, "get", "configmap", "never"); err == nil {
+			t.Error("a refused write was made after all")
+		}
+		answers("with servers again")
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,7 +47,8 @@ type crew struct {
 	t        *testing.T
 	agents   []*cluster.Agent
 	machines []*cluster.Machine
-	pods     int
+	pods     int // of the Deployment app
+	beside   int // guests of other pods
 	uids     map[string]bool
 	guests   map[string]int // of all nodes
 }
@@ -102,8 +104,8 @@ func (c *crew) look() (uids map[string]bool, guests map[string]int, err error) {
 			}
 		}
 	}
-	if len(list) != c.pods || len(guests) != c.pods {
-		return nil, nil, fmt.Errorf("%d pods, %d guests; %d of each are wanted", len(list), len(guests), c.pods)
+	if len(list) != c.pods || len(guests) != c.pods+c.beside {
+		return nil, nil, fmt.Errorf("%d pods of %d, %d guests of %d", len(list), c.pods, len(guests), c.pods+c.beside)
 	}
 	return uids, guests, nil
 }
@@ -158,13 +160,28 @@ func (c *crew) each(f func(cycle int)) {
 	}
 }
 
+// keeper is a Deployment of a pod with data on its node, which cannot follow.
+var keeper = claimData + strings.Replace(deployment("keeper", "sleep.wasm", 1, ", volumeMounts: [{name: data, mountPath: /data}]"),
+	"      containers:", "      terminationGracePeriodSeconds: 1\n      volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]\n      containers:", 1)
+
 // TestStory02NodeKilled: a machine dies with all that runs on it. Its node is
-// NotReady, its pods run elsewhere, what is healthy is not disturbed; then it
-// boots again. (What cannot be moved says so in TestDeclareDead.)
+// NotReady, its pods run elsewhere, a pod whose data is on it says so, what is
+// healthy is not disturbed; then it boots again.
 func TestStory02NodeKilled(t *testing.T) {
 	c := newCrew(t, 6)
-	c.each(func(i int) {
-		a, _ := c.busy(i)
+	if _, err := c.TryIn(0, keeper, "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	var home string
+	c.Eventually(time.Minute, "the keeper runs", func() error {
+		p, err := onePod(c.Servers, "keeper")
+		home = p.Spec.NodeName
+		return err
+	})
+	c.beside = 1
+	c.rest()
+	a := c.agents[slices.IndexFunc(c.agents, func(a *cluster.Agent) bool { return a.Name == home })]
+	c.each(func(int) {
 		start := time.Now()
 		a.Kill()
 		c.Eventually(time.Minute, "its pods run elsewhere", func() error {
@@ -184,10 +201,31 @@ func TestStory02NodeKilled(t *testing.T) {
 		if err := c.NodeReady(0, a.Name); err == nil {
 			t.Errorf("%s is Ready", a.Name)
 		}
-		a.Start()
+		c.Eventually(time.Minute, "the pod whose data is on it says so", func() error {
+			list, err := podsOf(c.Servers, 0, "app=keeper")
+			for _, p := range list {
+				if p.Spec.NodeName != "" {
+					continue
+				}
+				out, err := c.Try(0, "describe", "pod", p.Name)
+				if err == nil && strings.Contains(out, "its claim data is bound to volume ") && strings.Contains(out, " on node "+a.Name+", which is Unknown since ") {
+					return nil
+				}
+				return fmt.Errorf("%s, %w", out, err)
+			}
+			return fmt.Errorf("none of %d pods waits, %w", len(list), err)
+		})
+		a.Start("--machine-boot", fmt.Sprint("boot", start.UnixNano()))
 		// What it boots into was replaced: the pods that are kept are those
 		// that never stopped.
 		c.restAfterBoot()
+		c.Eventually(time.Minute, "the keeper runs on its data", func() error {
+			p, err := onePod(c.Servers, "keeper")
+			if err == nil && p.Spec.NodeName != home {
+				err = fmt.Errorf("on %s", p.Spec.NodeName)
+			}
+			return err
+		})
 	})
 }
 
@@ -219,7 +257,7 @@ func (c *crew) restAfterBoot() {
 				return fmt.Errorf("pod %s is not Ready", list[i].Name)
 			}
 		}
-		if len(guests) != c.pods {
+		if len(guests) != c.pods+c.beside {
 			return fmt.Errorf("%d guests", len(guests))
 		}
 		c.guests = guests
@@ -310,7 +348,7 @@ func TestStory11OfflineReboot(t *testing.T) {
 		a.MoveClock(-time.Since(time.Unix(0, 0)))
 		start := time.Now()
 		a.Start("--machine-boot", fmt.Sprintf("boot-%d", i))
-		c.Eventually(time.Minute, "all known work is up", guestsOf(a, want))
+		c.Eventually(30*time.Second, "all known work is up", guestsOf(a, want))
 		t.Logf("offline boot of %d pods: %.1f s", want, time.Since(start).Seconds())
 		booted := a.HostPIDs()
 		m.Heal()
