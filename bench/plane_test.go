@@ -85,10 +85,29 @@ spec:
 	row("the same, idle: CPU", "(none)", fmt.Sprintf("%.1f CPU-seconds a minute", (cpuSeconds(t, pid)-cpu)/minutes), noTarget,
 		fmt.Sprintf("%.0f leases/s, %d late, slowest %d ms, %d connections lost", float64(after.Leases-before.Leases)/minutes/60, after.Late-before.Late, after.SlowestMS, after.Lost-before.Lost))
 	lists(t, c, f, nodes, pods)
+	back(t, c, f, nodes, pods)
 	after = f.counts()
 	if after.Connected != int64(nodes) || after.Running != int64(pods) {
 		t.Errorf("at the end: %+v", after)
 	}
+}
+
+// back kills the server: all nodes lose it in the same moment, connect again as
+// soon as it is there, and ask for what they have (a relist storm of nodes).
+func back(t *testing.T, c *cluster.Cluster, f *fleet, nodes, pods int) {
+	t.Helper()
+	lost := f.counts().Lost
+	c.Kill()
+	await(t, c, f, "all nodes have noticed", func(n counts) bool { return n.Lost-lost >= int64(nodes) })
+	start := time.Now()
+	c.Start()
+	answers, pid := time.Since(start), c.Cmd.Process.Pid
+	await(t, c, f, "all nodes are back", func(n counts) bool { return n.Connected == int64(nodes) && n.Running == int64(pods) })
+	took := time.Since(start)
+	wait(t, 10*time.Second)
+	row(fmt.Sprintf("server killed with %d nodes, %d pods: all nodes are back", nodes, pods), "(none)",
+		fmt.Sprintf("%.1f s, the API after %.1f s", took.Seconds(), answers.Seconds()), noTarget,
+		fmt.Sprintf("%.1f CPU-seconds, highest %d MiB; nodes wait up to 28 s between two attempts", cpuSeconds(t, pid), statusKB(t, pid, "VmHWM")/1024))
 }
 
 // await prints progress until ok.
@@ -98,7 +117,7 @@ func await(t *testing.T, c *cluster.Cluster, f *fleet, what string, ok func(coun
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for n := f.counts(); !ok(n); n = f.counts() {
-		if time.Since(said) > 10*time.Second {
+		if time.Since(said) > 10*time.Second && c.Cmd.ProcessState == nil {
 			said = time.Now()
 			t.Logf("%s, after %s: %+v, server %d MiB", what, time.Since(start).Round(time.Second), n, statusKB(t, c.Cmd.Process.Pid, "VmRSS")/1024)
 		}

@@ -83,6 +83,7 @@ else
   tests '^TestPlacement$'
   tests '^TestLeaderKilled$'
   tests '^TestRollout$'
+  tests '^TestFlood$'
   tests '^TestControlPlaneAtSize$'
 fi
 

@@ -84,6 +84,10 @@ const (
 	DefaultScheduler = "default-scheduler"
 )
 
+// ConditionDeletionBlocked of anything that has conditions and whose deletion
+// waits for more than a minute says what for; its time is the deletion's.
+const ConditionDeletionBlocked = Prefix + "DeletionBlocked"
+
 // ConditionDraining of a pod that ends says how many connections are still
 // open to its ports; its transition time is since when.
 const ConditionDraining corev1.PodConditionType = Prefix + "Draining"

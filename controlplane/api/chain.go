@@ -29,8 +29,18 @@ type request struct {
 	user     *auth.User
 	identity string // who counts for the limits: the user before it acts as another
 	release  func() // gives back what a large body took; nil if nothing
+	listed   func() // gives back what making a list took; nil if nothing
 	warnings []string
 	kind     *manifests.Kind // nil for what is not stored
+}
+
+// made gives back what making the answer took: all that is left is to send it,
+// at the pace of whoever reads it.
+func (rq *request) made() {
+	if rq.listed != nil {
+		rq.listed()
+		rq.listed = nil
+	}
 }
 
 // response records what was answered. It passes Flush and deadlines through
@@ -126,6 +136,7 @@ func (s *Server) serve(rq *request) error {
 	}
 	rq.identity = user.Name
 	defer func() {
+		rq.made()
 		if rq.release != nil {
 			rq.release()
 		}

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 )
@@ -13,13 +14,17 @@ import (
 // the others.
 type limiter struct {
 	short, long, large *slots
+	// lists that are being made: that is work for the processors alone, so more
+	// at a time than there are only make each other, and all else, slower.
+	lists *slots
 }
 
 // maxLarge is how many large bodies are worked on at the same time.
 const maxLarge = 4
 
 func newLimiter(short, long int) *limiter {
-	return &limiter{short: newSlots(short, 4*short), long: newSlots(long, 0), large: newSlots(maxLarge, short)}
+	return &limiter{short: newSlots(short, 4*short), long: newSlots(long, 0), large: newSlots(maxLarge, short),
+		lists: newSlots(max(4, 2*runtime.GOMAXPROCS(0)), 4*short)}
 }
 
 // errBusy says that there is neither a slot nor room in the queue.

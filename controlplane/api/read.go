@@ -173,6 +173,10 @@ func (s *Server) page(rq *request, q *listQuery) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	if rq.listed, err = s.limiter.lists.acquire(rq.Context(), rq.identity); err != nil {
+		s.metrics.rejected.WithLabelValues("list").Inc()
+		return nil, apierrors.NewTooManyRequests("too many lists are being made; please try again later", 1)
+	}
 	after := state.Key{}
 	if token.Name != "" {
 		after = state.Key{Kind: k.StorageKind(), Namespace: token.Namespace, Name: token.Name}

@@ -3,6 +3,8 @@ package api
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -99,5 +101,48 @@ func TestLargeBodiesTakeTurns(t *testing.T) {
 	w.want(201, "POST", cms, large)
 	if n := w.server.limiter.large.inUse(); n != 0 {
 		t.Errorf("%d slots are still taken", n)
+	}
+}
+
+// TestListsTakeTurns: however many lists one identity asks for, it has half of
+// the places where they are made; its other requests, and others' lists, go on
+// beside them. A list that is made needs no place to be sent.
+func TestListsTakeTurns(t *testing.T) {
+	w := newWorld(t)
+	lists := w.server.limiter.lists
+	w.want(201, "POST", cms, cmJSON("c", "x"))
+	var held []func()
+	for range lists.share {
+		release, err := lists.acquire(context.Background(), "admin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, release)
+	}
+	if m := w.want(429, "GET", cms+"?timeout=50ms", ""); at(m, "reason") != "TooManyRequests" {
+		t.Errorf("%v", m)
+	}
+	w.want(200, "GET", cms+"/c", "")
+	if release, err := lists.acquire(context.Background(), "another"); err != nil {
+		t.Error(err)
+	} else {
+		release()
+	}
+	for _, release := range held {
+		release()
+	}
+	w.want(200, "GET", cms, "")
+	w.want(200, "GET", cms, "", "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+	if n := lists.inUse(); n != 0 {
+		t.Errorf("%d places are still taken", n)
+	}
+	q, rec := &request{Request: httptest.NewRequest(http.MethodGet, cms, nil), w: &response{ResponseWriter: httptest.NewRecorder()}}, 0
+	q.listed = func() { rec++ }
+	out := &lazyGzip{rq: q, code: http.StatusOK}
+	if _, err := out.Write(make([]byte, gzipFrom)); err != nil || rec != 1 {
+		t.Errorf("given back %d times when it is sent, %v", rec, err)
+	}
+	if q.made(); rec != 1 {
+		t.Error("given back twice")
 	}
 }

@@ -84,6 +84,10 @@ func (r *Registry) tryDelete(ctx context.Context, served, stored *manifests.Kind
 		obj, err = r.decodeDry(served, enc)
 		return obj, false, false, err
 	}
+	if removable(next) { // this request took the last finalizer, one of the collector's
+		obj, again, err = r.finishDelete(ctx, served, stored, rec, enc, o.Term)
+		return obj, err == nil && !again, again, err
+	}
 	res, err := r.propose(ctx, stored, h.Key.Namespace, replace(enc, rec, o.Term))
 	switch {
 	case err != nil:
@@ -92,9 +96,6 @@ func (r *Registry) tryDelete(ctx context.Context, served, stored *manifests.Kind
 		return nil, false, true, nil
 	case res.Reason != state.ReasonNone:
 		return nil, false, false, refused(served, h.Key.Namespace, h.Key.Name, res)
-	}
-	if removable(next) {
-		return r.remove(ctx, served, stored, res.Record, o)
 	}
 	obj, err = r.written(served, res.Record)
 	return obj, false, false, err
@@ -164,9 +165,10 @@ func markDeleted(obj runtime.Object, m metav1.Object, o DeleteOptions, now metav
 			return mark
 		}
 	}
+	had := len(m.GetFinalizers()) > 0
 	m.SetFinalizers(collectionFinalizers(m.GetFinalizers(), o.Propagation))
 	waits := len(m.GetFinalizers()) > 0
-	if (!graceful || grace == 0) && !waits {
+	if (!graceful || grace == 0) && !waits && !had {
 		return remove
 	}
 	if m.GetDeletionTimestamp() == nil {

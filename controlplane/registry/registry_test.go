@@ -284,6 +284,32 @@ func newNode(name string) *corev1.Node {
 	}
 }
 
+// Who asks for another propagation than was asked before, or than the object's
+// own finalizers say, takes the collector's finalizers away: nothing is waited
+// for any more, and the object goes at once.
+func TestDeletionWithoutItsDependents(t *testing.T) {
+	w, ctx := newWorld(t), context.Background()
+	for name, before := range map[string]func(){
+		"asked for in the foreground": func() {
+			_, gone, err := w.Delete(ctx, cmGK, "default", "c", DeleteOptions{Propagation: metav1.DeletePropagationForeground})
+			if err != nil || gone {
+				t.Fatal(gone, err)
+			}
+		},
+		"not asked for": func() {},
+	} {
+		w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default", Finalizers: []string{metav1.FinalizerDeleteDependents}}})
+		before()
+		obj, gone, err := w.Delete(ctx, cmGK, "default", "c", DeleteOptions{Propagation: metav1.DeletePropagationBackground})
+		if err != nil || !gone || obj == nil {
+			t.Fatalf("%s: gone %v, %v", name, gone, err)
+		}
+		if _, err := w.Get(cmGK, "default", "c"); !apierrors.IsNotFound(err) {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestFinalizersHoldAnObject(t *testing.T) {
 	w, ctx := newWorld(t), context.Background()
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default", Finalizers: []string{"example.com/x"}}})

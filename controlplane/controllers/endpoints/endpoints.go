@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/events"
@@ -68,11 +69,7 @@ func New(env loop.Env) *loop.Controller {
 			{Kind: serviceGK.String(), Reset: func() { clear(c.selectors) }, Keys: c.serviceChanged},
 			{Kind: podGK.String(), Keys: c.podChanged},
 			{Kind: sliceGK.String(), Keys: c.outputChanged},
-			{Kind: endpointsGK.String(), Keys: func(ev state.Event, add func(state.Key)) {
-				if ev.Type != state.Added && ev.Record.Header.Labels[mirrorLabel] == mirrorValue {
-					add(serviceKey(ev.Record.Header.Key.Namespace, ev.Record.Header.Key.Name))
-				}
-			}},
+			{Kind: endpointsGK.String(), Keys: c.mirrorChanged},
 		},
 		Reconcile: c.reconcile,
 	}
@@ -131,6 +128,22 @@ func (c *controller) outputChanged(ev state.Event, add func(state.Key)) {
 	}
 }
 
+// mirrorChanged also finds, when everything is listed anew, those whose Service
+// went while nobody led.
+func (c *controller) mirrorChanged(ev state.Event, add func(state.Key)) {
+	h := &ev.Record.Header
+	if h.Labels[mirrorLabel] != mirrorValue {
+		return
+	}
+	key := serviceKey(h.Key.Namespace, h.Key.Name)
+	if ev.Type == state.Added {
+		if _, ok := c.env.Reader.Snapshot().Get(key); ok {
+			return
+		}
+	}
+	add(key)
+}
+
 func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duration, error) {
 	obj, err := c.env.Store.Get(serviceGK, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
@@ -151,7 +164,12 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 	if err != nil {
 		return 0, err
 	}
-	err = errors.Join(c.write(ctx, plan(svc, have, want)), c.mirror(ctx, svc, want[families(svc)[0]]))
+	snap := c.env.Reader.Snapshot()
+	inUse := func(name string) bool {
+		_, ok := snap.Get(state.Key{Kind: sliceGK.String(), Namespace: svc.Namespace, Name: name})
+		return ok
+	}
+	err = errors.Join(c.write(ctx, plan(svc, have, want, inUse)), c.mirror(ctx, svc, want[families(svc)[0]]))
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return 0, nil
 	}
@@ -325,7 +343,8 @@ func (c *controller) removeMirror(ctx context.Context, key state.Key) error {
 	if !ok || r.Header.Labels[mirrorLabel] != mirrorValue {
 		return nil
 	}
-	_, _, err := c.env.Store.Delete(ctx, endpointsGK, key.Namespace, key.Name, registry.DeleteOptions{Term: c.env.Term})
+	uid := types.UID(r.Header.UID)
+	_, _, err := c.env.Store.Delete(ctx, endpointsGK, key.Namespace, key.Name, registry.DeleteOptions{UID: &uid, Term: c.env.Term})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -26,17 +26,25 @@ type changes struct {
 
 // plan compares the slices that exist with the endpoints that should be.
 // Endpoints stay in the slice in which they are, so that one pod's change
-// rewrites one slice. Pure.
-func plan(svc *corev1.Service, have []*discoveryv1.EndpointSlice, want map[discoveryv1.AddressType][]candidate) changes {
+// rewrites one slice. inUse says of a name that a slice has it, be it that of
+// an earlier Service or somebody else's. Pure.
+func plan(svc *corev1.Service, have []*discoveryv1.EndpointSlice, want map[discoveryv1.AddressType][]candidate, inUse func(name string) bool) changes {
 	var out changes
 	type group struct {
 		family discoveryv1.AddressType
 		ports  string
 	}
 	byGroup := map[group][]*discoveryv1.EndpointSlice{}
-	taken := map[string]bool{}
+	made := map[string]bool{}
+	taken := func(name string) bool { // notes the name
+		if made[name] || inUse(name) {
+			return true
+		}
+		made[name] = true
+		return false
+	}
 	for _, s := range have {
-		taken[s.Name] = true
+		made[s.Name] = true
 		g := group{s.AddressType, portsID(s.Ports)}
 		byGroup[g] = append(byGroup[g], s)
 	}
@@ -64,7 +72,7 @@ func plan(svc *corev1.Service, have []*discoveryv1.EndpointSlice, want map[disco
 }
 
 // fill spreads the endpoints of one family and port set over its slices.
-func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []candidate, taken map[string]bool, out *changes) {
+func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []candidate, taken func(name string) bool, out *changes) {
 	pending := make(map[types.UID]candidate, len(want))
 	for _, c := range want {
 		pending[c.endpoint.TargetRef.UID] = c
@@ -119,7 +127,7 @@ func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discovery
 
 // newSlice names the slice after what it holds, so that a second try after a
 // crash meets the first one's.
-func newSlice(svc *corev1.Service, family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, list []discoveryv1.Endpoint, taken map[string]bool) *discoveryv1.EndpointSlice {
+func newSlice(svc *corev1.Service, family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, list []discoveryv1.Endpoint, taken func(name string) bool) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, GenerateName: svc.Name + "-",
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(svc, corev1.SchemeGroupVersion.WithKind("Service"))}},
@@ -129,8 +137,7 @@ func newSlice(svc *corev1.Service, family discoveryv1.AddressType, ports []disco
 		h := fnv.New32a()
 		fmt.Fprintf(h, "%s %s %d", family, portsID(ports), i)
 		s.Name = svc.Name + "-" + rand.SafeEncodeString(fmt.Sprint(h.Sum32()))
-		if !taken[s.Name] {
-			taken[s.Name] = true
+		if !taken(s.Name) {
 			decorate(svc, s)
 			return s
 		}

@@ -1,8 +1,8 @@
 // Package gc removes what nobody owns any more, and finishes deletions that
 // wait for their dependents: background, foreground and orphan.
 //
-// Owned fields: the finalizers foregroundDeletion and orphan, and owner
-// references to owners that are gone.
+// Owned fields: the finalizers foregroundDeletion and orphan, owner references
+// to owners that are gone, and the condition dunlin.dev/DeletionBlocked.
 //
 // The owner graph is the store's own index (Snapshot.ByOwner, ByUID), so
 // there is nothing to build, and an owner that is not in it does not exist:
@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,13 +29,6 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/manifests"
-)
-
-// stuckAfter is when a deletion that waits is first complained about, and
-// complainEvery how often after that.
-const (
-	stuckAfter    = time.Minute
-	complainEvery = 10 * time.Minute
 )
 
 type controller struct{ env loop.Env }
@@ -205,7 +197,7 @@ func (c *controller) finish(ctx context.Context, snap state.Snapshot, r *state.R
 	if len(r.Header.Finalizers) == 0 {
 		return 0, nil
 	}
-	return c.complain(r, "finalizer "+strings.Join(r.Header.Finalizers, ", ")+", which its own controller must remove"), nil
+	return c.complain(ctx, r, byFinalizers(r.Header.Finalizers))
 }
 
 // orphan lets the dependents live without the owner, then lets it go.
@@ -227,16 +219,11 @@ func (c *controller) orphan(ctx context.Context, snap state.Snapshot, r *state.R
 // foreground deletes the dependents, and lets the owner go when none that
 // blocks it is left.
 func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *state.Record) (time.Duration, error) {
-	var pending []*state.Record
-	blocking := 0
-	example := ""
+	var pending, blocking []*state.Record
 	snap.ByOwner(r.Header.UID, func(d *state.Record) bool {
 		i := slices.IndexFunc(d.Header.Owners, func(o state.Owner) bool { return o.UID == r.Header.UID })
 		if d.Header.Owners[i].Block && (!waitsForDependents(d) || !owns(snap, d, r)) {
-			blocking++
-			if example == "" {
-				example = loop.KeyString(d.Header.Key)
-			}
+			blocking = append(blocking, d)
 		}
 		if d.Header.Deleted == 0 {
 			pending = append(pending, d)
@@ -247,13 +234,13 @@ func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *sta
 	if err != nil {
 		return 0, err
 	}
-	if blocking == 0 {
+	if len(blocking) == 0 {
 		return 0, c.dropFinalizer(ctx, r, metav1.FinalizerDeleteDependents)
 	}
 	if len(pending) > 0 {
 		return time.Second, nil // look again at what that left
 	}
-	return c.complain(r, fmt.Sprintf("%d dependents that block it, among them %s", blocking, example)), nil
+	return c.complain(ctx, r, byDependents(blocking))
 }
 
 // owns says whether above is an owner of below, over any number of steps. An
@@ -275,18 +262,6 @@ func owns(snap state.Snapshot, above, below *state.Record) bool {
 		}
 	}
 	return false
-}
-
-// complain names what a deletion has been waiting for, and returns when to
-// look again.
-func (c *controller) complain(r *state.Record, waits string) time.Duration {
-	at := time.Unix(r.Header.Deleted, 0).UTC()
-	age := c.env.Clock.Now().Sub(at)
-	if age < stuckAfter {
-		return min(stuckAfter-age, stuckAfter)
-	}
-	c.note(r, "DeletionBlocked", "Deletion was asked for at "+at.Format(time.RFC3339)+" and waits for "+waits)
-	return complainEvery
 }
 
 func (c *controller) note(r *state.Record, reason, message string) {

@@ -1,12 +1,16 @@
 package gc
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,6 +18,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 var configMap = schema.GroupKind{Kind: "ConfigMap"}
@@ -206,5 +211,84 @@ func TestStuckFinalizerIsNamed(t *testing.T) {
 	want := "Deletion was asked for at " + at.Format(time.RFC3339) + " and waits for finalizer test/hold, which its own controller must remove"
 	if len(got) != 1 || got[0].Message != want || got[0].About.Name != "held" || got[0].About.Kind != "ConfigMap" {
 		t.Fatalf("%+v, want %q", got, want)
+	}
+}
+
+// Where a kind has conditions, what a deletion waits for stands in one, with
+// the deletion's time, until that is over; other conditions stay.
+func TestStuckDeletionIsACondition(t *testing.T) {
+	w := fixture.New(t)
+	tpl := fixture.Template("a")
+	hold := metav1.ObjectMeta{Namespace: "default", Name: "held", Finalizers: []string{"test/hold"}}
+	held := hold
+	held.Labels = tpl.Labels
+	one := int32(1)
+	w.Create(&corev1.Pod{ObjectMeta: held, Spec: tpl.Spec})
+	w.Create(&appsv1.Deployment{ObjectMeta: held, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}})
+	w.Create(&corev1.Service{ObjectMeta: held, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+	w.Create(&policyv1.PodDisruptionBudget{ObjectMeta: held, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}}})
+	fixture.Change(w, fixture.Deployment, "default", "held", registry.Status, func(d *appsv1.Deployment) {
+		d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentAvailable, Status: corev1.ConditionTrue, Reason: "x"}}
+	})
+	for _, gk := range []schema.GroupKind{fixture.Pod, fixture.Deployment, fixture.Service, {Group: "policy", Kind: "PodDisruptionBudget"}} {
+		at := w.Now()
+		w.Delete(gk, "default", "held", metav1.DeletePropagationBackground)
+		text := func() string {
+			t.Helper()
+			obj, err := w.Store.Get(gk, "default", "held")
+			if err != nil {
+				t.Fatal(err)
+			}
+			j, err := json.Marshal(obj)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(j)
+		}
+		w.Settle(New(w.Env()))
+		if strings.Contains(text(), manifests.ConditionDeletionBlocked) {
+			t.Errorf("%s: at once: %s", gk, text())
+		}
+		w.Advance(2 * stuckAfter)
+		w.Settle(New(w.Env()))
+		var got struct {
+			Status struct{ Conditions []metav1.Condition }
+		}
+		if err := json.Unmarshal([]byte(text()), &got); err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(got.Status.Conditions, func(c metav1.Condition) bool { return c.Type == manifests.ConditionDeletionBlocked })
+		if i < 0 {
+			t.Fatalf("%s: %s", gk, text())
+		}
+		c := got.Status.Conditions[i]
+		if grace := 30 * time.Second; c.Status != "True" || c.Reason != reasonFinalizers || c.LastTransitionTime.Before(&metav1.Time{Time: at}) || c.LastTransitionTime.After(at.Add(grace)) ||
+			!strings.Contains(c.Message, "waits for finalizer test/hold, which its own controller must remove") {
+			t.Errorf("%s: %+v", gk, c)
+		}
+		if gk == fixture.Deployment && len(got.Status.Conditions) != 2 {
+			t.Errorf("other conditions: %s", text())
+		}
+		before := w.Machine.Snapshot().ResourceVersion()
+		w.Advance(time.Hour)
+		w.Settle(New(w.Env()))
+		if w.Machine.Snapshot().ResourceVersion() != before {
+			t.Errorf("%s: it is written again as it ages", gk)
+		}
+	}
+	// An owner that waits for its dependents names their kinds.
+	owner := add(w, "default", "top", nil)
+	rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs", Labels: tpl.Labels}, Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}}
+	made, _ := w.Create(rs).(*appsv1.ReplicaSet)
+	block := true
+	w.Create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dep", Labels: tpl.Labels, Finalizers: []string{"test/hold"},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "rs", UID: made.UID, BlockOwnerDeletion: &block}}}, Spec: tpl.Spec})
+	w.Delete(fixture.ReplicaSet, "default", "rs", metav1.DeletePropagationForeground)
+	w.Settle(New(w.Env()))
+	w.Advance(2 * stuckAfter)
+	w.Settle(New(w.Env()))
+	conds := fixture.Get[*appsv1.ReplicaSet](w, fixture.ReplicaSet, "default", "rs").Status.Conditions
+	if len(conds) != 1 || conds[0].Reason != reasonDependents || !strings.Contains(conds[0].Message, "dependents that block it: Pod") {
+		t.Errorf("%+v (beside %s)", conds, owner.Name)
 	}
 }

@@ -47,10 +47,10 @@ func New(env loop.Env) *loop.Controller {
 	return &loop.Controller{
 		Name: "loadbalancer", Delay: gather,
 		Sources: []loop.Source{
-			// One Service that goes frees a port for another.
+			// One Service that goes, or changes, frees a port for another.
 			{Kind: serviceGK.String(), Keys: func(ev state.Event, add func(state.Key)) {
 				add(ev.Record.Header.Key)
-				if ev.Type == state.Deleted {
+				if ev.Type == state.Deleted || ev.Prev != nil && ev.Prev.Spec != ev.Record.Spec {
 					c.all(add)
 				}
 			}},

@@ -103,7 +103,10 @@ func perNamespace(env loop.Env, name string, gk schema.GroupKind, object string,
 
 func create(ctx context.Context, env loop.Env, obj runtime.Object) error {
 	_, err := env.Store.Create(ctx, obj, env.Write())
-	if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return loop.ErrMoved // somebody else's, which may be wrong
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return nil
 	}
 	var status *apierrors.StatusError
