@@ -82,7 +82,7 @@ func (l *lazyGzip) Write(b []byte) (int, error) {
 		}
 		l.gz, l.to = gz, gz
 	}
-	l.rq.made()
+	l.rq.sending()
 	l.rq.w.WriteHeader(l.code)
 	if _, err := l.to.Write(l.buf.Bytes()); err != nil {
 		return 0, err
@@ -96,7 +96,7 @@ func (l *lazyGzip) Close() error {
 		return l.gz.Close()
 	}
 	if l.to == nil && l.buf.Len() > 0 {
-		l.rq.made()
+		l.rq.sending()
 		l.rq.w.Header().Set("Content-Length", strconv.Itoa(l.buf.Len()))
 		l.rq.w.WriteHeader(l.code)
 		l.to = l.rq.w

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/dunlin-project/dunlin/manifests"
 )
@@ -136,13 +138,33 @@ func TestListsTakeTurns(t *testing.T) {
 	if n := lists.inUse(); n != 0 {
 		t.Errorf("%d places are still taken", n)
 	}
-	q, rec := &request{Request: httptest.NewRequest(http.MethodGet, cms, nil), w: &response{ResponseWriter: httptest.NewRecorder()}}, 0
-	q.listed = func() { rec++ }
-	out := &lazyGzip{rq: q, code: http.StatusOK}
-	if _, err := out.Write(make([]byte, gzipFrom)); err != nil || rec != 1 {
-		t.Errorf("given back %d times when it is sent, %v", rec, err)
-	}
-	if q.made(); rec != 1 {
-		t.Error("given back twice")
-	}
+}
+
+// TestListsGiveTheirPlaceBack: a list that is sent to a slow reader keeps its
+// place for a second only, and gives it back once.
+func TestListsGiveTheirPlaceBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		places := newSlots(2, 0)
+		for _, slow := range []bool{false, true} {
+			release, err := places.acquire(t.Context(), "reader")
+			if err != nil {
+				t.Fatal(err)
+			}
+			q := &request{Request: httptest.NewRequest(http.MethodGet, cms, nil), w: &response{ResponseWriter: httptest.NewRecorder()}, listed: release}
+			out := &lazyGzip{rq: q, code: http.StatusOK}
+			if _, err := out.Write(make([]byte, gzipFrom)); err != nil || places.inUse() != 1 {
+				t.Fatalf("%d places while it is sent, %v", places.inUse(), err)
+			}
+			if slow {
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if places.inUse() != 0 {
+					t.Fatal("a slow reader keeps the place")
+				}
+			}
+			if q.sent(); places.inUse() != 0 {
+				t.Fatalf("slow %v: %d places after it was sent", slow, places.inUse())
+			}
+		}
+	})
 }

@@ -227,12 +227,14 @@ func (r *round) start() {
 }
 
 // suspension says in the status of a Job that goes on whether it is suspended.
-// One that is complete without its last pods is not: it ends with them.
+// One that is complete without its last pods, which go now, does not: it ends
+// with them.
 func (r *round) suspension(t tally) {
+	last := suspended(r.job) || r.job.Spec.Completions != nil // else they go on
+	if last && complete(r.job, tally{succeeded: t.succeeded}) {
+		return
+	}
 	if suspended(r.job) {
-		if complete(r.job, tally{succeeded: t.succeeded}) {
-			return
-		}
 		if ensure(&r.st, batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended", r.now) {
 			r.note(events.Normal, "Suspended", "Job suspended")
 			r.st.StartTime = nil
