@@ -197,12 +197,13 @@ func newPodState(pod *corev1.Pod, rec *store.Pod, boot string, now moment) podSt
 	}
 	s.conditions = slices.Clone(pod.Status.Conditions)
 	s.setPod(pod)
+	s.ran = true
 	for i := range s.ctrs {
 		c := &s.ctrs[i]
 		if c.rec.Begun && c.rec.Boot != boot && !s.rec.Finished {
 			s.rec.Initialized = false
 		}
-		s.ran = s.ran || !c.init && (c.rec.Begun || c.rec.Last != nil)
+		s.ran = s.ran && (c.init || c.rec.Begun || c.rec.Last != nil)
 		c.resume(boot, s.rec.Finished, now)
 	}
 	return s

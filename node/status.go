@@ -71,7 +71,8 @@ func (s *podState) ended() bool {
 	return true
 }
 
-// phase follows upstream: a terminal phase only once nothing runs any more.
+// phase follows upstream: a terminal phase only once nothing runs any more,
+// and Running only once each container has been started.
 func (s *podState) phase() corev1.PodPhase {
 	if s.ended() && ended(s.pod.Status.Phase) {
 		return s.pod.Status.Phase
@@ -89,11 +90,11 @@ func (s *podState) phase() corev1.PodPhase {
 		return corev1.PodPending
 	}
 	for i := range s.ctrs {
-		if c := &s.ctrs[i]; !c.init && (c.rec.Begun && (c.seen == present || c.rec.Exit != nil) || c.rec.Last != nil) {
-			return corev1.PodRunning
+		if c := &s.ctrs[i]; !c.init && c.rec.Last == nil && (!c.rec.Begun || c.seen != present && c.rec.Exit == nil) {
+			return corev1.PodPending
 		}
 	}
-	return corev1.PodPending
+	return corev1.PodRunning
 }
 
 // outcome of a pod whose containers all ended. A deleted pod of which some

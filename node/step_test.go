@@ -113,6 +113,43 @@ func TestStepTable(t *testing.T) {
 	}
 }
 
+// TestPodOfSomeContainersIsPending: who waits for a pod to run may then ask
+// for the log of each of its containers.
+func TestPodOfSomeContainersIsPending(t *testing.T) {
+	pod := wasmPod("a", func(p *corev1.Pod) {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second"})
+	})
+	m := &sim{s: newPodState(pod, nil, "boot", at(0))}
+	m.apply(result{kind: actMount})
+	m.apply(result{kind: actNetwork, alloc: &network.Allocation{}})
+	begun := map[int]run{}
+	for range 9 {
+		a := m.step(observed{runs: begun})
+		switch a.kind {
+		case actPrepare:
+			m.apply(result{kind: actPrepare, ctr: a.ctr, image: workload.ImageState{Digest: "d"}})
+		case actStart:
+			if got := m.s.phase(); got != corev1.PodPending {
+				t.Fatalf("%d of 2 containers run: %s", len(begun), got)
+			}
+			back := newPodState(pod, new(m.s.record()), "boot", at(m.now))
+			if len(begun) == 1 && len(back.ctrs) == 2 && !back.ctrs[1].rec.Begun && back.phase() != corev1.PodPending {
+				t.Errorf("for the next agent it is %s", back.phase())
+			}
+			st := workload.State{ID: m.s.id(a.ctr), Phase: workload.Running, StartedAt: t0}
+			m.apply(result{kind: actStart, ctr: a.ctr, state: st})
+			begun[a.ctr] = run{st, true}
+		}
+	}
+	if got := m.s.phase(); len(begun) != 2 || got != corev1.PodRunning {
+		t.Errorf("%d of 2 containers run: %s", len(begun), got)
+	}
+	back := newPodState(pod, new(m.s.record()), "boot", at(m.now))
+	if got := back.phase(); got != corev1.PodRunning {
+		t.Errorf("for the next agent it is %s", got)
+	}
+}
+
 // TestStepIsPure: the state handed in is not changed.
 func TestStepIsPure(t *testing.T) {
 	s := newPodState(wasmPod("a"), nil, "boot", at(0))

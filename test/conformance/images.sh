@@ -28,7 +28,7 @@ tag() {
 
 echo "making the images of the suite's pods (some minutes)"
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.Version=$(cat "$module/test/images/agnhost/VERSION")" -o "$work/agnhost" k8s.io/kubernetes/test/images/agnhost
-unpack curl bind9-dnsutils netcat-openbsd iproute2 socat bash nginx
+unpack curl bind9-dnsutils netcat-openbsd iproute2 socat bash nginx libc-bin
 mkdir -p "$work/pause"
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/pause/pause" ./pause
 image pause.tar "$work/pause" '{"Entrypoint":["/pause"],"User":"65535:65535"}' "$(tag Pause)"
@@ -45,7 +45,7 @@ image Nonewprivs.tar "$work/nnp" "{$path,\"Cmd\":[\"nnp\"]}" "$(tag Nonewprivs)"
 
 base "$work/agn"
 rm -f "$work/agn"/bin/{curl,dig,nslookup,nc,netcat,ss,ip}
-for p in /usr/bin/dig /usr/bin/nslookup /usr/bin/curl /bin/nc.openbsd /bin/ss /bin/ip /usr/bin/socat; do
+for p in /usr/bin/dig /usr/bin/nslookup /usr/bin/curl /bin/nc.openbsd /bin/ss /bin/ip /usr/bin/socat /usr/bin/getent; do
   program "$work/agn" "$p"
 done
 ln -s nc.openbsd "$work/agn/bin/nc"
@@ -57,6 +57,8 @@ cp "$work/agnhost" "$work/agn/agnhost"
 ln -s agnhost "$work/agn/agnhost-2"
 cp "$module"/test/images/agnhost/porter/localhost.{crt,key} "$work/agn/"
 chmod -R u+w "$work/agn"
+# One is musl's and one glibc's upstream, to see both look up names.
+image GlibcDnsTesting.tar "$work/agn" "{$path,\"Cmd\":[\"sh\"]}" "$(tag GlibcDnsTesting)"
 image agnhost.tar "$work/agn" "{$path,\"Entrypoint\":[\"/agnhost\"],\"Cmd\":[\"pause\"],\"WorkingDir\":\"/\"}" "$(tag Agnhost)" "$(tag AgnhostPrev)"
 
 base "$work/web"
