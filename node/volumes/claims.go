@@ -214,16 +214,24 @@ func (v *Volumes) RemoveLocal(_ context.Context, name string) error {
 		return fmt.Errorf("remove volume %s: %w", name, err)
 	}
 	defer func() { _ = root.Close() }()
+	remove := func(name string) error {
+		if st, err := root.Lstat(name); err == nil && st.IsDir() {
+			if err := v.unmountAll(filepath.Join(v.c.ClaimsDir, name)); err != nil {
+				return err
+			}
+		}
+		return root.RemoveAll(name)
+	}
 	if err := root.Rename(name, removing+name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		// What an earlier try left stands in the way.
-		if err := root.RemoveAll(removing + name); err != nil {
+		if err := remove(removing + name); err != nil {
 			return fmt.Errorf("remove volume %s: %w", name, err)
 		}
 		if err := root.Rename(name, removing+name); err != nil {
 			return fmt.Errorf("remove volume %s: %w", name, err)
 		}
 	}
-	if err := root.RemoveAll(removing + name); err != nil {
+	if err := remove(removing + name); err != nil {
 		return fmt.Errorf("remove volume %s: %w", name, err)
 	}
 	if err := syncDir(v.c.ClaimsDir); err != nil {

@@ -74,13 +74,15 @@ type Volumes struct {
 	root   bool
 	memory bool // MemoryDir really is in memory
 
+	unmount func(path string) error // tests make it fail
+
 	making sync.Mutex // held while a claim's volume is made
 	owned  sync.Map   // pod uid and path of volumes whose owner was set for the pod
 }
 
 // New makes the base folders.
 func New(c Config) (*Volumes, error) {
-	v := &Volumes{c: c, root: os.Geteuid() == 0}
+	v := &Volumes{c: c, root: os.Geteuid() == 0, unmount: unmount}
 	if err := os.MkdirAll(c.Dir, 0o711); err != nil {
 		return nil, fmt.Errorf("volumes: %w", err)
 	}
@@ -382,19 +384,8 @@ func (v *Volumes) teardown(base, p string) error {
 		return err
 	}
 	if st.IsDir() {
-		entries, err := os.ReadDir(p)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			if !e.IsDir() {
-				continue
-			}
-			if q := filepath.Join(p, e.Name()); mounted(p, q) {
-				if err := unmount(q); err != nil {
-					return fmt.Errorf("unmount %s: %w", q, err)
-				}
-			}
+		if err := v.unmountAll(p); err != nil {
+			return err // and nothing is removed: it is tried again
 		}
 	}
 	root, err := os.OpenRoot(base)

@@ -18,7 +18,14 @@ import (
 // an empty folder: read-only, and no program in it can be started or gets
 // rights. It returns the digest.
 func (p *Puller) Mount(ctx context.Context, req workload.ImageRequest, target string, progress workload.Progress) (digest string, err error) {
-	img, err := p.Image(ctx, req, progress)
+	r, err := p.resolve(ctx, req, false, progress)
+	if err != nil {
+		return "", err
+	}
+	if r.config == nil {
+		return "", badImage(req.Image, "a volume shows the files of a container image, and this is an artifact that holds a WebAssembly module: it can only be the image of a container with runtimeClassName: wasm")
+	}
+	img, err := p.image(ctx, req, r, progress)
 	if err != nil {
 		return "", err
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/runtime/images/registry"
@@ -55,5 +57,36 @@ func TestImageAsVolume(t *testing.T) {
 	}
 	if _, err := p.Mount(t.Context(), ask(h.host+"/none:1", "Never"), at, nil); reason(err) != ReasonNeverPull {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestArtifactsAsVolumes: what is no image of files is refused with a line
+// that says what it is; nothing is mounted.
+func TestArtifactsAsVolumes(t *testing.T) {
+	needRoot(t)
+	h := newHub(t)
+	for _, form := range []string{"artifact", "wasm-to-oci", "single layer"} {
+		push(t, h.srv.URL, "module", form[:4], nil, moduleArtifact(t, form, []byte("\x00asm\x01\x00\x00\x00")))
+	}
+	notes := &made{blobs: map[string][]byte{}}
+	layer := notes.add([]byte("just a text"))
+	layer.MediaType = "text/plain"
+	mf := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: notes.add([]byte("{}")), Layers: []v1.Descriptor{layer}}
+	mf.Config.MediaType = "application/vnd.oci.empty.v1+json"
+	notes.manifest = notes.add(mustJSON(t, &mf)).Digest.String()
+	push(t, h.srv.URL, "notes", "1", nil, notes)
+	p := testPuller(t, testStore(t), registry.Config{})
+	at := t.TempDir()
+	for image, want := range map[string]string{
+		"module:arti": "an artifact that holds a WebAssembly module", "module:wasm": "an artifact that holds a WebAssembly module",
+		"module:sing": "an artifact that holds a WebAssembly module", "notes:1": "no container image",
+	} {
+		_, err := p.Mount(t.Context(), ask(h.host+"/"+image, "IfNotPresent"), at, nil)
+		if err == nil || !contains(err, want) {
+			t.Errorf("%s: %v", image, err)
+		}
+		if left, err := os.ReadDir(at); err != nil || len(left) > 0 {
+			t.Errorf("%s: %v, %v", image, left, err)
+		}
 	}
 }

@@ -57,6 +57,11 @@ func (p *Puller) Image(ctx context.Context, req workload.ImageRequest, progress 
 	if r.config == nil {
 		return nil, badImage(req.Image, "it is a WebAssembly module, not a container image: set runtimeClassName: wasm")
 	}
+	return p.image(ctx, req, r, progress)
+}
+
+// image opens what was resolved.
+func (p *Puller) image(ctx context.Context, req workload.ImageRequest, r *resolved, progress workload.Progress) (*Image, error) {
 	img, err := p.s.open(ctx, r)
 	var se *workload.StartError
 	if errors.As(err, &se) && se.Reason == ReasonNeverPull && req.Policy != policyNever {

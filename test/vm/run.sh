@@ -3,7 +3,8 @@
 # control groups v2 with controllers, another processor, no memory control
 # group, a clock at 1970. Pure emulation (-accel tcg): no KVM is needed.
 #
-#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock; all by default
+#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock runtimes
+#                                    runtimes-arm64; all by default
 #
 # Needs Debian with root, or qemu-system-x86, qemu-system-arm, cpio, kmod and
 # the two kernels in the cache already. Kernels are kept in ${VMCACHE:-bin/vm}.
@@ -13,7 +14,7 @@ cd "$(dirname "$0")/../.."
 cache=$(mkdir -p "${VMCACHE:-bin/vm}" && cd "${VMCACHE:-bin/vm}" && pwd)
 limit=${VM_TIMEOUT:-300} # seconds that one guest may take
 scenarios=("$@")
-[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock)
+[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock runtimes runtimes-arm64)
 
 skip() {
   echo "SKIPPED test/vm: $*" >&2
@@ -36,12 +37,15 @@ install_programs() {
     skip "cannot install ${packages[*]}"
 }
 
-# fetch_kernel ARCH puts Debian's cloud kernel, its modules and busybox into
-# the cache. Its apt state is private: the machine's own apt never learns of
+# What containers need, with the libraries that it loads.
+containers=(runc crun conmon libc6 libseccomp2 libglib2.0-0 libpcre2-8-0 libsystemd0 libcap2 libgcrypt20 libgpg-error0 liblz4-1 liblzma5 libzstd1 libyajl2)
+
+# fetch_kernel ARCH puts Debian's cloud kernel, its modules, busybox and what
+# containers need into the cache. Its apt state is private: the machine's own apt never learns of
 # another architecture.
 fetch_kernel() {
   local arch=$1 w=$cache/$1 packages options
-  [ ! -e "$w/ready" ] || return 0
+  [ ! -e "$w/ready2" ] || return 0
   command -v apt-get >/dev/null 2>&1 || { echo "test/vm: no apt-get to fetch the $arch kernel with" >&2; return 1; }
   rm -rf "$w"
   mkdir -p "$w"/apt/{lists/partial,archives/partial,state}
@@ -52,11 +56,11 @@ fetch_kernel() {
     cd "$w"
     apt-get "${options[@]}" update
     packages=$(apt-cache "${options[@]}" depends "linux-image-cloud-$arch" | awk '/Depends: linux-image/ {print $2; exit}')
-    apt-get "${options[@]}" download "$packages" busybox-static
+    apt-get "${options[@]}" download "$packages" busybox-static "${containers[@]}"
     for d in *.deb; do dpkg -x "$d" files; done
     PATH=$PATH:/sbin depmod -b "$w/files" "$(ls files/lib/modules)"
     rm -rf apt ./*.deb
-    touch ready
+    touch ready2
   ) || { echo "test/vm: the $arch kernel cannot be fetched" >&2; rm -rf "$w"; return 1; }
 }
 
@@ -86,12 +90,43 @@ build() {
   (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initrd-$arch"
 }
 
+# build_runtimes ARCH makes the initial file system of the guests that run the
+# runtimes' own tests: busybox, runc, crun, conmon, the tests, the driver.
+build_runtimes() {
+  local arch=$1 root=$work/root-runtimes-$1 files=$cache/$1/files version d
+  version=$(ls "$files/lib/modules")
+  mkdir -p "$root"/{bin,modules,tests/wasm/testdata,tests/oci/testdata}
+  export CGO_ENABLED=0 GOOS=linux GOARCH=$arch GOFLAGS=-buildvcs=false
+  go build -trimpath -ldflags '-s -w' -o "$root/" ./cmd/dunlin-wasm ./test/vm/guest
+  for d in wasm oci; do
+    go test -trimpath -ldflags '-s -w' -c -o "$root/tests/$d/$d.test" "./runtime/$d"
+  done
+  cp runtime/wasm/testdata/guest.wasm "$root/tests/wasm/testdata/"
+  cp runtime/oci/testdata/* "$root/tests/oci/testdata/"
+  mkdir "$root"/{runc,crun}
+  cp "$files/usr/bin/conmon" "$root/bin/"
+  cp "$files/usr/sbin/runc" "$root/runc/"
+  cp "$files/usr/bin/crun" "$root/crun/"
+  for d in lib lib64 usr/lib; do # programs name ld.so and its folder
+    mkdir -p "$root/$d"
+    (cd "$files/$d" 2>/dev/null && find . \( -name 'ld-linux*' -o -name '*.so' -o -name '*.so.*' \) -not -path '*/gconv/*' -not -path './modules/*' | cpio -pdm --quiet "$root/$d") || true
+  done
+  cp "$files/bin/busybox" "$root/bin/"
+  cp test/vm/init "$root/init"
+  cp "$files/lib/modules/$version/kernel/fs/overlayfs/overlay.ko" "$root/modules/"
+  echo overlay.ko >"$root/modules/order"
+  (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initrd-runtimes-$arch"
+}
+
 # boot SCENARIO runs one guest; its verdict is the exit status.
 boot() {
-  local scenario=$1 arch=amd64 console=ttyS0 qemu kernel cmdline="" log=$work/$1.log start=$SECONDS status
+  local scenario=$1 arch=amd64 console=ttyS0 qemu kernel cmdline="" log=$work/$1.log start=$SECONDS status initrd="" memory=640 patience=$limit
   case $scenario in
-  arm64) arch=arm64 console=ttyAMA0 ;;
+  *arm64) arch=arm64 console=ttyAMA0 ;;
   nomemory) cmdline=cgroup_disable=memory ;;
+  esac
+  case $scenario in
+  runtimes*) initrd=runtimes- memory=1024 patience=$((limit * 4)) ;;
   esac
   case $arch in
   amd64) qemu=(qemu-system-x86_64 -M q35 -cpu max) ;;
@@ -99,8 +134,8 @@ boot() {
   esac
   [ "$scenario" != clock ] || qemu+=(-rtc base=1970-01-01T00:01:00)
   kernel=$(echo "$cache/$arch"/files/boot/vmlinuz-*)
-  timeout "$limit" "${qemu[@]}" -accel tcg -smp 1 -m 640 -nodefaults -no-reboot -display none -serial stdio \
-    -kernel "$kernel" -initrd "$work/initrd-$arch" \
+  timeout "$patience" "${qemu[@]}" -accel tcg -smp 1 -m "$memory" -nodefaults -no-reboot -display none -serial stdio \
+    -kernel "$kernel" -initrd "$work/initrd-$initrd$arch" \
     -append "console=$console quiet panic=-1 cgroup_no_v1=all psi=1 dunlin.scenario=$scenario $cmdline" </dev/null >"$log" 2>&1 || true
   status=$(tr -d '\r' <"$log" | sed -n 's/^.*VM-EXIT=\([0-9]*\).*/\1/p' | tail -1)
   if [ "${status:-124}" = 0 ]; then
@@ -108,27 +143,35 @@ boot() {
     tr -d '\r' <"$log" | grep -aE '^ +(ok|note) ' || true
     return 0
   fi
-  echo "--- FAIL: $scenario ($((SECONDS - start)) s; status ${status:-none: no verdict within $limit s}); the guest's console:"
+  echo "--- FAIL: $scenario ($((SECONDS - start)) s; status ${status:-none: no verdict within $patience s}); the guest's console:"
   tr -d '\r' <"$log" | tail -150 | sed 's/^/    /'
   return 1
 }
 
 install_programs
-arches=()
+arches=() makes=()
 for s in "${scenarios[@]}"; do
   case $s in
-  arm64) a=arm64 ;;
-  v2 | nomemory | clock) a=amd64 ;;
-  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock" >&2; exit 2 ;;
+  arm64 | runtimes-arm64) a=arm64 ;;
+  v2 | nomemory | clock | runtimes) a=amd64 ;;
+  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock, runtimes, runtimes-arm64" >&2; exit 2 ;;
   esac
   [[ " ${arches[*]-} " == *" $a "* ]] || arches+=("$a")
+  case $s in
+  runtimes*) make="build_runtimes $a" ;;
+  *) make="build $a" ;;
+  esac
+  [[ "${makes[*]-}" == *"$make"* ]] || makes+=("$make")
 done
 fetching=()
 for a in "${arches[@]}"; do fetch_kernel "$a" & fetching+=($!); done
 for p in "${fetching[@]}"; do wait "$p" || skip "no kernel (apt cannot reach its servers?)"; done
 work=$(mktemp -d)
 trap 'rm -rf "$work"; jobs -p | xargs -r kill 2>/dev/null || true' EXIT
-for a in "${arches[@]}"; do (build "$a"); done
+for m in "${makes[@]}"; do
+  # shellcheck disable=SC2086
+  (set -e; $m)
+done
 # Two guests at a time: each keeps one core busy.
 failed=0
 boot_all() { local bad=0 s; for s in "$@"; do boot "$s" || bad=1; done; return $bad; }

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// suiteLimit is for all tests of one runtime.
+const suiteLimit = 15 * time.Minute
+
+// runtimeTests runs the tests of both runtimes on control groups v2: the suite
+// that both pass, and what only containers have.
+func runtimeTests(g *guest) error {
+	if err := os.Setenv("DUNLIN_TEST_WASM_HOST", "/dunlin-wasm"); err != nil {
+		return err
+	}
+	// A module cannot run a command, and says so.
+	if err := g.suite("wasm", "", "TestConformance", "Exec"); err != nil {
+		return err
+	}
+	if err := g.suite("oci", "/runc", "."); err != nil {
+		return err
+	}
+	return g.suite("oci", "/crun", "TestConformance")
+}
+
+// suite runs tests of a runtime, with a folder of programs in PATH. No test
+// may be skipped but those named.
+func (g *guest) suite(name, programs, pattern string, mayskip ...string) error {
+	ctx, cancel := context.WithTimeout(g.ctx, suiteLimit)
+	defer cancel()
+	// Not in the background: what it prints shows how far it came.
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/tests/%s/%s.test", name, name), "-test.v", "-test.short", "-test.run", pattern, "-test.timeout", "14m")
+	cmd.Dir = "/tests/" + name
+	cmd.Env = append(os.Environ(), "PATH=/bin:"+programs)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	for line := range strings.Lines(out.String()) {
+		if test, _, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "--- SKIP: "), " "); ok && strings.Contains(line, "--- SKIP: ") {
+			allowed := false
+			for _, m := range mayskip {
+				allowed = allowed || strings.HasSuffix(test, "/"+m)
+			}
+			if !allowed && err == nil {
+				err = fmt.Errorf("%s was skipped", test)
+			}
+		}
+	}
+	if err == nil && !strings.Contains(out.String(), "--- PASS: TestConformance/OutOfMemory") {
+		err = fmt.Errorf("the suite did not run")
+	}
+	if err != nil {
+		return fmt.Errorf("the tests of runtime/%s: %w:\n%s", name, err, tail(out.String(), 12000))
+	}
+	g.ok("%d tests of runtime/%s %s", strings.Count(out.String(), "--- PASS"), name, strings.TrimPrefix(programs, "/"))
+	return nil
+}
+
+func tail(s string, n int) string {
+	if len(s) > n {
+		s = s[len(s)-n:]
+	}
+	return s
+}
