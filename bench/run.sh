@@ -72,6 +72,8 @@ else
   # What is small and slow to wake first: the large ones leave load behind.
   micro ./runtime/wasm StartToFirstLine 30x p50-ms 'module in cache: agent told → first line printed' '≤ 25 ms (C guest)' 'x <= 25' 'runc + conmon 37, docker 107, Nomad 304; bare process 5'
   micro ./runtime/wasm IdlePods 1x PSS-KiB/pod 'one more idle Wasm pod, PSS' '≤ 2,560 KiB' 'x <= 2560' 'bare process 1,756; Nomad raw_exec 29,286'
+  micro ./runtime/oci FirstLine 20x x-bare 'container: agent told → first line' '≤ 1.3 × bare conmon + runc' 'x <= 1.3' 'the same bundle by conmon and runc alone, in turns'
+  tests '^TestContainersBesideGuests$'
   tests '^(TestServerAndAgentInOneProcess|TestAgentAlone|TestNodeKilled|TestStartToFirstLine|TestFalseMoves)$'
   micro ./controlplane/scheduler/plan Decision5000Nodes 2s decisions/cpu-s 'a pure decision at 5,000 nodes, a core' '≥ 50,000/s' 'x >= 50000' 'limit measured with flat arrays: 62,000'
   micro ./controlplane/consensus Commit 2s commits/s 'durable commits' '(none)' - 'raft-boltdb 3,095 (1), 17,770 (16), 46,825 (64)'

@@ -51,7 +51,25 @@ func mountRootfs(dir, upper string, img *images.Image) error {
 		}
 		return fmt.Errorf("mount overlay of %d layers at %s: %w", len(img.Layers), target, err)
 	}
+	if err := writable(target, filepath.Join(upper, "work")); err != nil {
+		return errors.Join(err, unmountRootfs(dir))
+	}
 	return nil
+}
+
+// writable: overlayfs that cannot make its folder in the work folder, as on a
+// full disk, tells the kernel's log, and mounts read-only.
+func writable(target, work string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(target, &st); err != nil || st.Flags&unix.ST_RDONLY == 0 {
+		return err
+	}
+	probe := filepath.Join(work, "probe")
+	err := os.Mkdir(probe, 0o700)
+	if err == nil {
+		err = errors.Join(errors.New("the kernel mounted it read-only (its log says why)"), os.Remove(probe))
+	}
+	return fmt.Errorf("root file system: %w", err)
 }
 
 // mounted says whether something is mounted on a folder.

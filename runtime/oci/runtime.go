@@ -250,8 +250,14 @@ func (r *Runtime) Start(ctx context.Context, s workload.Spec) (workload.State, e
 	if err := r.start(ctx, s); err != nil {
 		var se *workload.StartError
 		if !errors.As(err, &se) {
-			err = &workload.StartError{Reason: "CreateContainerError", Message: err.Error(), Err: err}
+			se = &workload.StartError{Reason: "CreateContainerError", Message: err.Error(), Err: err}
 		}
+		if hint := r.noSpace(se.Error(), s.LogPath); hint != "" && se.Hint == "" {
+			c := *se
+			c.Hint = hint
+			se = &c
+		}
+		err = se
 		if rerr := r.remove(context.WithoutCancel(ctx), s.ID); rerr != nil {
 			r.log.Warn("left over after a failed start", "pod", s.PodName, "container", s.ID.Container, "err", rerr)
 		}

@@ -116,6 +116,9 @@ func (r *Runtime) conclude(dir string, rec record, p started, sameBoot bool) end
 		}
 		e.Reason = reasonMonitor
 		e.Message = fmt.Sprintf("its monitor (conmon, pid %d) was killed, so its output and exit code are lost", p.Monitor)
+		if hint := r.noSpace("", rec.LogPath); hint != "" {
+			e.Message += " (" + hint + ")"
+		}
 		return e
 	}
 	if info, err := os.Stat(file); err == nil {

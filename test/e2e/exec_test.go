@@ -87,12 +87,17 @@ func TestIntoPods(t *testing.T) {
 // beside runs a command that goes on until stop, which ends it with SIGINT.
 func beside(t *testing.T, c *cluster.Cluster, args ...string) (in *os.File, lines <-chan string, stop func(code int)) {
 	t.Helper()
+	return besideOf(t, c.Kubeconfig(), args...)
+}
+
+func besideOf(t *testing.T, kubeconfig string, args ...string) (in *os.File, lines <-chan string, stop func(code int)) {
+	t.Helper()
 	r, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(cluster.Binary(t), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	cmd.Stdin, cmd.Stderr = r, os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -26,8 +26,8 @@ spec:
      command: [sh, -c, "mkdir /www; echo page > /www/index.html; exec httpd -f -p 8080 -h /www"]}
 `
 
-// TestStreamsThroughFollowers: exec and the proxy of pods by way of a server
-// that does not lead. When the leader is killed, the server that serves the
+// TestStreamsThroughFollowers: exec, port-forward and the proxy of pods by way
+// of a server that does not lead. When the leader is killed, the server that serves the
 // client says what happened, and the next exec works.
 func TestStreamsThroughFollowers(t *testing.T) {
 	cluster.NeedContainers(t)
@@ -64,6 +64,19 @@ func TestStreamsThroughFollowers(t *testing.T) {
 		return nil
 	})
 
+	_, lines, stop := besideOf(t, c.Kubeconfig(follower), "port-forward", "box", ":8080", "--address", "127.0.0.1")
+	line := <-lines
+	address, ok := strings.CutPrefix(strings.TrimSuffix(line, " -> 8080"), "Forwarding from ")
+	if !ok {
+		t.Fatalf("%q", line)
+	}
+	for range 3 {
+		if got := fetch(t, address); got != "page\n" {
+			t.Errorf("forwarded by a follower: %q", got)
+		}
+	}
+	stop(0)
+
 	cmd := exec.Command(cluster.Binary(t), "exec", "box", "--", "sh", "-c", "echo begun; sleep 100000")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(follower))
 	var errs bytes.Buffer
@@ -77,7 +90,7 @@ func TestStreamsThroughFollowers(t *testing.T) {
 	}
 	late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "begun\n" {
+	if line, err = bufio.NewReader(out).ReadString('\n'); line != "begun\n" {
 		t.Fatalf("%q, %v: %s", line, err, errs.String())
 	}
 	c.List[leader].Stop(syscall.SIGKILL)
