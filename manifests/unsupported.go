@@ -221,7 +221,7 @@ func onlyWasm(_ reflect.Value, w *walker) bool { return !w.wasm }
 var podFields = sync.OnceValue(func() fieldTable {
 	t := fieldTable{
 		"containers": implemented, "initContainers": implemented, // walked apart
-		"ephemeralContainers":          {refuse: true, why: "ephemeral containers are not implemented: a Wasm guest has no shell to join"},
+		"ephemeralContainers":          {refuse: true, why: "ephemeral containers are not implemented: kubectl exec runs what a container has, kubectl debug --copy-to a copy of the pod with another image"},
 		"automountServiceAccountToken": implemented,
 		"hostPID":                      {refuse: true, why: "the host's processes are never shown to a pod"},
 		"hostIPC":                      {refuse: true, why: "the host's IPC is never shared with a pod"},

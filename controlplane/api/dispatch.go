@@ -121,6 +121,9 @@ func (s *Server) serveSubresource(rq *request) error {
 			return s.evict(rq)
 		}
 	case in.subresource == "ephemeralcontainers":
+		if in.verb == "update" || in.verb == "patch" {
+			return apierrors.NewBadRequest("ephemeral containers are not implemented: kubectl exec runs what a container has, kubectl debug --copy-to a copy of the pod with another image")
+		}
 		return s.objectSubresource(rq, registry.Ephemeral)
 	case in.subresource == "log":
 		if in.verb == "get" {

@@ -132,3 +132,18 @@ func TestProxyVerbs(t *testing.T) {
 		}
 	}
 }
+
+// TestEphemeralContainersAreRefused: what kubectl debug sends is answered with
+// what else there is; nothing of the pod changes.
+func TestEphemeralContainersAreRefused(t *testing.T) {
+	w := newWorld(t)
+	w.runs("a", "10.9.0.1")
+	before := w.do("GET", pods+"/a", "")
+	r := w.do("PATCH", pods+"/a/ephemeralcontainers", `{"spec":{"ephemeralContainers":[{"name":"debugger","image":"busybox"}]}}`, "Content-Type", "application/strategic-merge-patch+json")
+	if r.code != 400 || !strings.Contains(string(r.body), "kubectl debug --copy-to") {
+		t.Errorf("HTTP %d %s", r.code, r.body)
+	}
+	if after := w.do("GET", pods+"/a", ""); string(after.body) != string(before.body) {
+		t.Errorf("changed: %s", after.body)
+	}
+}

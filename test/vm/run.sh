@@ -3,8 +3,8 @@
 # control groups v2 with controllers, another processor, no memory control
 # group, a clock at 1970. Pure emulation (-accel tcg): no KVM is needed.
 #
-#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock runtimes
-#                                    runtimes-arm64; all by default
+#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock wasm oci
+#                                    wasm-arm64 oci-arm64; all by default
 #
 # Needs Debian with root, or qemu-system-x86, qemu-system-arm, cpio, kmod and
 # the two kernels in the cache already. Kernels are kept in ${VMCACHE:-bin/vm}.
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.."
 cache=$(mkdir -p "${VMCACHE:-bin/vm}" && cd "${VMCACHE:-bin/vm}" && pwd)
 limit=${VM_TIMEOUT:-300} # seconds that one guest may take
 scenarios=("$@")
-[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock runtimes runtimes-arm64)
+[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock wasm oci wasm-arm64 oci-arm64)
 
 skip() {
   echo "SKIPPED test/vm: $*" >&2
@@ -126,7 +126,7 @@ boot() {
   nomemory) cmdline=cgroup_disable=memory ;;
   esac
   case $scenario in
-  runtimes*) initrd=runtimes- memory=1024 patience=$((limit * 4)) ;;
+  wasm* | oci*) initrd=runtimes- memory=1024 patience=$((limit * 4)) ;;
   esac
   case $arch in
   amd64) qemu=(qemu-system-x86_64 -M q35 -cpu max) ;;
@@ -152,13 +152,13 @@ install_programs
 arches=() makes=()
 for s in "${scenarios[@]}"; do
   case $s in
-  arm64 | runtimes-arm64) a=arm64 ;;
-  v2 | nomemory | clock | runtimes) a=amd64 ;;
-  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock, runtimes, runtimes-arm64" >&2; exit 2 ;;
+  arm64 | wasm-arm64 | oci-arm64) a=arm64 ;;
+  v2 | nomemory | clock | wasm | oci) a=amd64 ;;
+  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock, wasm, oci, wasm-arm64, oci-arm64" >&2; exit 2 ;;
   esac
   [[ " ${arches[*]-} " == *" $a "* ]] || arches+=("$a")
   case $s in
-  runtimes*) make="build_runtimes $a" ;;
+  wasm* | oci*) make="build_runtimes $a" ;;
   *) make="build $a" ;;
   esac
   [[ "${makes[*]-}" == *"$make"* ]] || makes+=("$make")

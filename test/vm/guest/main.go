@@ -24,7 +24,7 @@ const (
 
 var scenarios = map[string]func(*guest) error{
 	"v2": groupsV2, "arm64": otherProcessor, "nomemory": noMemoryGroup, "clock": clockAt1970,
-	"runtimes": runtimeTests, "runtimes-arm64": runtimeTests,
+	"wasm": modules, "wasm-arm64": modules, "oci": containers, "oci-arm64": containers,
 }
 
 func main() {
