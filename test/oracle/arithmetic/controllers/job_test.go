@@ -23,6 +23,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/job"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
@@ -60,8 +61,20 @@ func (c *jobCase) tell(pods []*corev1.Pod) (out []string) {
 
 const lives = 4 // how often the controller works, and then the node
 
-func (c *jobCase) ours() worked {
+// ours is what Dunlin makes of the Job, and of it suspended or resumed again
+// that often.
+func (c *jobCase) ours(turns int) (out []worked) {
 	ctl := job.New(c.w.Env())
+	for i := range turns + 1 {
+		if i > 0 {
+			fixture.Change(c.w, jobKind, "default", "j", registry.Main, func(j *batchv1.Job) { *j.Spec.Suspend = !*j.Spec.Suspend })
+		}
+		out = append(out, c.work(ctl))
+	}
+	return out
+}
+
+func (c *jobCase) work(ctl *loop.Controller) worked {
 	for range lives {
 		for range 8 {
 			c.w.Settle(ctl)
@@ -203,8 +216,22 @@ func (k *jobCluster) node() {
 	}
 }
 
-func (c *jobCase) theirs(t *testing.T) worked {
+func (c *jobCase) theirs(t *testing.T, turns int) (out []worked) {
 	k := newJobCluster(t, c)
+	for i := range turns + 1 {
+		if i > 0 {
+			j, _ := k.read()
+			*j.Spec.Suspend = !*j.Spec.Suspend
+			if err := k.client.Tracker().Update(batchv1.SchemeGroupVersion.WithResource("jobs"), j, "default"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out = append(out, k.work(c))
+	}
+	return out
+}
+
+func (k *jobCluster) work(c *jobCase) worked {
 	for range lives {
 		for range 12 {
 			if !k.sync() {
@@ -236,25 +263,31 @@ func TestJobs(t *testing.T) {
 	ends, left := map[string]int{}, 0
 	for seed := range uint64(cases) {
 		var c *jobCase
-		var got worked
-		now := time.Now()
+		var all []worked
+		now, turns := time.Now(), 0
+		if seed%4 == 0 { // is suspended and resumed in turn
+			turns = 3
+		}
 		synctest.Test(t, func(t *testing.T) {
 			if c = newJobCase(t, seed, now); !c.doubled() {
-				got = c.ours()
+				all = c.ours(turns)
 			}
 		})
-		if got.job == nil {
+		if all == nil {
 			left++
 			continue
 		}
-		want := c.theirs(t)
-		want.job.Status.Failed -= want.charged
-		a, b := fmt.Sprintln(got.pods, jobCounts(&got.job.Status)), fmt.Sprintln(want.pods, jobCounts(&want.job.Status))
-		if a != b {
-			t.Errorf("seed %d: %s\n dunlin   %s upstream %s", seed, c, a, b)
-		}
-		for _, x := range want.job.Status.Conditions {
-			ends[string(x.Type)+" "+x.Reason]++
+		for i, want := range c.theirs(t, turns) {
+			got := all[i]
+			want.job.Status.Failed -= want.charged
+			a, b := fmt.Sprintln(got.pods, jobCounts(&got.job.Status), c.started(got.job)), fmt.Sprintln(want.pods, jobCounts(&want.job.Status), c.started(want.job))
+			if a != b {
+				t.Errorf("seed %d, turn %d: %s\n dunlin   %s upstream %s", seed, i, c, a, b)
+				break
+			}
+			for _, x := range want.job.Status.Conditions {
+				ends[string(x.Type)+" "+x.Reason]++
+			}
 		}
 		if t.Failed() && seed > 200 {
 			t.Fatal("enough")
@@ -266,11 +299,33 @@ func TestJobs(t *testing.T) {
 			t.Errorf("%d Jobs ended with %s: the cases do not try it", ends["Failed "+r], r)
 		}
 	}
+	for _, r := range []string{"JobSuspended", "JobResumed"} {
+		if ends["Suspended "+r] < 50 {
+			t.Errorf("%d times %s: the cases do not try it", ends["Suspended "+r], r)
+		}
+	}
 	for _, r := range []string{batchv1.JobReasonSuccessPolicy, batchv1.JobReasonCompletionsReached} {
 		if ends["Complete "+r] < 3 {
 			t.Errorf("%d Jobs ended with %s: the cases do not try it", ends["Complete "+r], r)
 		}
 	}
+}
+
+// started says whether the Job has a time of start, and whether that is the one
+// that it came with. One that ends without gets one from Dunlin at its end, as
+// upstream's API server demands (but not upstream's fake client).
+func (c *jobCase) started(j *batchv1.Job) string {
+	switch at := j.Status.StartTime; {
+	case at == nil && slices.ContainsFunc(j.Status.Conditions, func(x batchv1.JobCondition) bool {
+		return (x.Type == batchv1.JobComplete || x.Type == batchv1.JobFailed) && x.Status == corev1.ConditionTrue
+	}):
+		return "started since"
+	case at == nil:
+		return "not started"
+	case c.job.Status.StartTime != nil && at.Equal(c.job.Status.StartTime):
+		return "started then"
+	}
+	return "started since"
 }
 
 func jobCounts(s *batchv1.JobStatus) string {

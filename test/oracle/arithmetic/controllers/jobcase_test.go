@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"testing"
@@ -23,13 +24,14 @@ var jobKind = schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}
 type jobCase struct {
 	w    *fixture.World
 	now  time.Time // upstream's
+	more dice
 	job  *batchv1.Job
 	pods []*corev1.Pod
 }
 
 func newJobCase(t *testing.T, seed uint64, now time.Time) *jobCase {
 	d := roll(seed)
-	c := &jobCase{w: fixture.New(t), now: now}
+	c := &jobCase{w: fixture.New(t), now: now, more: dice{rand.New(rand.NewPCG(seed, 2))}}
 	c.w.Advance(now.Sub(c.w.Now()))
 	c.w.AddNode("n")
 	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "j"}, Spec: batchv1.JobSpec{Template: fixture.Template("j"), Suspend: new(bool)}}
@@ -251,6 +253,14 @@ func (c *jobCase) status(d dice) {
 		at := metav1.NewTime(c.now.Add(-time.Hour))
 		if st.StartTime = &at; *j.Spec.Suspend {
 			st.StartTime = nil
+		}
+		if c.more.odds(4) { // it was suspended, or resumed, before
+			x := batchv1.JobCondition{Type: batchv1.JobSuspended, Status: corev1.ConditionFalse, Reason: "JobResumed", Message: "Job resumed", LastTransitionTime: at}
+			if *j.Spec.Suspend || c.more.odds(2) {
+				x.Status, x.Reason, x.Message = corev1.ConditionTrue, "JobSuspended", "Job suspended"
+				st.StartTime = nil // as the controller that suspended it left it
+			}
+			st.Conditions = append(st.Conditions, x)
 		}
 		st.Failed = int32(d.r.IntN(3))
 		st.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -162,6 +163,7 @@ func (c *setCase) ours() outcome {
 
 // objects is the world of upstream's StatefulSet controller.
 type objects struct {
+	mu   sync.Mutex // parallel sets work in parallel
 	c    *setCase
 	pods []*corev1.Pod
 	out  outcome
@@ -169,6 +171,8 @@ type objects struct {
 }
 
 func (o *objects) CreatePod(_ context.Context, p *corev1.Pod, _ *appsv1.StatefulSet) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.busy = true
 	o.out.Made = append(o.out.Made, p.Name+" "+p.Labels[appsv1.ControllerRevisionHashLabelKey])
 	q := p.DeepCopy()
@@ -184,6 +188,8 @@ func (o *objects) UpdatePod(p *corev1.Pod, _ *appsv1.StatefulSet) error {
 }
 
 func (o *objects) DeletePod(p *corev1.Pod) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.busy = true
 	i := slices.IndexFunc(o.pods, func(q *corev1.Pod) bool { return q.Name == p.Name })
 	if i < 0 {
