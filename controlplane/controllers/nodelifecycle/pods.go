@@ -113,6 +113,9 @@ func (c *controller) pods(ctx context.Context, node *corev1.Node, v verdict) (ti
 		}
 		owner, _ := loop.ControllerOf(r)
 		f, wait := podFate(pod, node.Spec.Taints, v, owner.Kind, elapsed, witnessed)
+		if f == evict {
+			wait = time.Second // while it ends it may have to lose, or get, the mark of silence
+		}
 		again = min(again, wait)
 		if needed(pod, f) {
 			steps = append(steps, step{pod, f})
