@@ -3,8 +3,8 @@
 # control groups v2 with controllers, another processor, no memory control
 # group, a clock at 1970. Pure emulation (-accel tcg): no KVM is needed.
 #
-#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock wasm by default;
-#                                    oci wasm-arm64 oci-arm64 take longest and
+#   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock wasm wasm-arm64 by
+#                                    default; oci and oci-arm64 take longest and
 #                                    run when they are named
 #
 # Needs Debian with root, or qemu-system-x86, qemu-system-arm, cpio, kmod and
@@ -15,7 +15,7 @@ cd "$(dirname "$0")/../.."
 cache=$(mkdir -p "${VMCACHE:-bin/vm}" && cd "${VMCACHE:-bin/vm}" && pwd)
 limit=${VM_TIMEOUT:-300} # seconds that one guest may take
 scenarios=("$@")
-[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock wasm)
+[ $# -gt 0 ] || scenarios=(v2 arm64 nomemory clock wasm wasm-arm64)
 
 skip() {
   echo "SKIPPED test/vm: $*" >&2
