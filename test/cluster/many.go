@@ -42,7 +42,7 @@ func keepLog(t testing.TB, name, path string) {
 		err = os.MkdirAll(to, 0o755)
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(to, filepath.Base(filepath.Dir(path))+"-"+name+".log"), b, 0o644) //nolint:gosec // not a secret
+		err = os.WriteFile(filepath.Join(to, filepath.Base(filepath.Dir(path))+"-"+name+".log"), b, 0o644)
 	}
 	if err != nil {
 		t.Logf("the log of %s is not kept: %v", name, err)

@@ -35,7 +35,7 @@ func newDisk(t *testing.T, size int64) *disk {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	d := &disk{t: t, image: filepath.Join(dir, "image"), dir: filepath.Join(dir, "m")}
-	if err := errors.Join(os.Chmod(dir, 0o711), os.Mkdir(d.dir, 0o711), os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, size)); err != nil { //nolint:gosec // guests run as other users
+	if err := errors.Join(os.Chmod(dir, 0o711), os.Mkdir(d.dir, 0o711), os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, size)); err != nil {
 		t.Fatal(err)
 	}
 	for _, cmd := range [][]string{{"mkfs.ext4", "-q", "-F", d.image}, {"mount", "-o", "loop", d.image, d.dir}} {
@@ -44,7 +44,7 @@ func newDisk(t *testing.T, size int64) *disk {
 		}
 	}
 	t.Cleanup(func() { d.run("umount", d.dir) })
-	if err := os.Chmod(d.dir, 0o711); err != nil { //nolint:gosec // as above
+	if err := os.Chmod(d.dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
 	return d

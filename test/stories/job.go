@@ -44,10 +44,10 @@ func openJob(path string, binaries []string) (*job, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("keep what passed: %w", err)
 	}
-	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644); err != nil { //nolint:gosec // not a secret
+	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644); err != nil {
 		return nil, fmt.Errorf("keep what passed: %w", err)
 	}
-	if err := unix.Flock(int(j.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil { //nolint:gosec // a file descriptor
+	if err := unix.Flock(int(j.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: another process tells these stories: %w", path, err), j.file.Close())
 	}
 	old, err := io.ReadAll(j.file)
@@ -65,7 +65,7 @@ func openJob(path string, binaries []string) (*job, error) {
 		return nil, errors.Join(fmt.Errorf("keep what passed: %w", err), j.file.Close())
 	}
 	if n := len(j.passed); n > 0 {
-		fmt.Printf("stories: this build passed %d cycles before, in %s\n", n, j.spent.Round(time.Second))
+		_, _ = fmt.Fprintf(os.Stdout, "stories: this build passed %d cycles before, in %s\n", n, j.spent.Round(time.Second))
 	}
 	return j, nil
 }
@@ -127,10 +127,10 @@ func (j *job) ran(c cycle, verdict string, took time.Duration) {
 		what, line = "FAILED ("+verdict+")", fmt.Sprintf("failed %s", c)
 	}
 	now := time.Since(j.began)
-	fmt.Printf("stories: %s: %s in %.1f s (%d passed and %d failed after %s; load %s)\n", c, what, took.Seconds(), len(j.passed), len(j.failed),
+	_, _ = fmt.Fprintf(os.Stdout, "stories: %s: %s in %.1f s (%d passed and %d failed after %s; load %s)\n", c, what, took.Seconds(), len(j.passed), len(j.failed),
 		(j.spent + now).Round(time.Second), strings.Join(strings.Fields(string(load) + " ?")[:1], ""))
 	if _, err := fmt.Fprintf(j.file, "%s\nspent %s\n", line, now-j.noted); err != nil {
-		fmt.Printf("stories: what passed is not kept: %v\n", err)
+		_, _ = fmt.Fprintf(os.Stdout, "stories: what passed is not kept: %v\n", err)
 	}
 	j.noted = now
 }
@@ -162,7 +162,7 @@ func (j *job) table(names []string, cycles int) (bad int) {
 		bad += failed
 	}
 	_ = w.Flush()
-	fmt.Printf("wall time: %s\n", (j.spent + time.Since(j.began)).Round(time.Second))
+	_, _ = fmt.Fprintf(os.Stdout, "wall time: %s\n", (j.spent + time.Since(j.began)).Round(time.Second))
 	return bad
 }
 

@@ -111,7 +111,7 @@ func list(ctx context.Context, binary, pattern string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("which stories: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, binary, "-test.list", "^TestStory") //nolint:gosec // the caller's own
+	cmd := exec.CommandContext(ctx, binary, "-test.list", "^TestStory")
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the stories of %s: %w", binary, err)
@@ -155,10 +155,10 @@ func tell(ctx context.Context, o options, slot int, c cycle) (verdict string) {
 		return err.Error()
 	}
 	defer func() { _ = log.Close() }()
-	if err := errors.Join(os.MkdirAll("/run/netns", 0o755), os.Chmod(tmp, 0o711)); err != nil { //nolint:gosec // guests run as other users
+	if err := errors.Join(os.MkdirAll("/run/netns", 0o755), os.Chmod(tmp, 0o711)); err != nil {
 		return err.Error()
 	}
-	cmd := exec.CommandContext(ctx, "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", //nolint:gosec // as above
+	cmd := exec.CommandContext(ctx, "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
 		"bash", "-c", inside, "story", o.binaries[0], "-test.v", "-test.timeout", o.timeout.String(), "-test.run", "^"+c.story+"$")
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp, "CYCLES=1", fmt.Sprintf("CYCLE=%d", c.n), fmt.Sprintf("DUNLIN_TEST_SLOT=%d", slot), "DUNLIN_TEST_LOGS="+base)
 	cmd.Stdout, cmd.Stderr = log, log

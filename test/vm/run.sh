@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the product in QEMU guests, which have what few test machines have:
 # control groups v2 with controllers, another processor, no memory control
-# group, a clock at 1970. Pure emulation (-accel tcg): no KVM is needed.
+# group, a clock at 1970, a disk whose fsync takes 1.5 s. Pure emulation (-accel tcg): no KVM is needed.
 #
 #   test/vm/run.sh [SCENARIO...]     v2 arm64 nomemory clock wasm wasm-arm64 by
-#                                    default; oci and oci-arm64 take longest and
-#                                    run when they are named
+#                                    default; slowdisk, oci and oci-arm64 take
+#                                    longest and run when they are named
 #
 # Needs Debian with root, or qemu-system-x86, qemu-system-arm, cpio, kmod and
 # the two kernels in the cache already. Kernels are kept in ${VMCACHE:-bin/vm}.
@@ -19,7 +19,7 @@ scenarios=("$@")
 
 skip() {
   echo "SKIPPED test/vm: $*" >&2
-  echo "SKIPPED test/vm: nothing was tested on control groups v2, on arm64, without a memory control group or with the clock at 1970" >&2
+  echo "SKIPPED test/vm: nothing was tested on control groups v2, on arm64, without a memory control group, with the clock at 1970 or on a slow disk" >&2
   exit 0
 }
 
@@ -53,14 +53,15 @@ fetch_kernel() {
   : >"$w/apt/status"
   options=(-qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch" -o "Dir::State=$w/apt/state" -o "Dir::State::lists=$w/apt/lists"
     -o "Dir::State::status=$w/apt/status" -o "Dir::Cache=$w/apt" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+  # In what || follows, errexit does nothing.
   (
-    cd "$w"
-    apt-get "${options[@]}" update
-    packages=$(apt-cache "${options[@]}" depends "linux-image-cloud-$arch" | awk '/Depends: linux-image/ {print $2; exit}')
-    apt-get "${options[@]}" download "$packages" busybox-static "${containers[@]}"
-    for d in *.deb; do dpkg -x "$d" files; done
-    PATH=$PATH:/sbin depmod -b "$w/files" "$(ls files/lib/modules)"
-    rm -rf apt ./*.deb
+    cd "$w" &&
+    apt-get "${options[@]}" update &&
+    packages=$(apt-cache "${options[@]}" depends "linux-image-cloud-$arch" | awk '/Depends: linux-image/ {print $2; exit}') &&
+    apt-get "${options[@]}" download "$packages" busybox-static "${containers[@]}" &&
+    for d in *.deb; do dpkg -x "$d" files || exit; done &&
+    PATH=$PATH:/sbin depmod -b "$w/files" "$(ls files/lib/modules)" &&
+    rm -rf apt ./*.deb &&
     touch ready2
   ) || { echo "test/vm: the $arch kernel cannot be fetched" >&2; rm -rf "$w"; return 1; }
 }
@@ -77,13 +78,16 @@ build() {
     go test -trimpath -ldflags '-s -w' -c -o "$root/volumes.test" ./node/volumes
     truncate -s 16M "$root/quota.img"
     PATH=$PATH:/sbin mkfs.ext4 -q -O quota,project -E quotatype=prjquota "$root/quota.img"
+    truncate -s 64M "$work/slow.img"
+    PATH=$PATH:/sbin mkfs.ext4 -q -J size=4 -E lazy_itable_init=0,lazy_journal_init=0 "$work/slow.img"
+    gzip -c "$work/slow.img" >"$root/slow.img.gz"
   fi
   cp runtime/wasm/testdata/{print,fail,sleep,loop,grow,chello}.wasm test/vm/guest/touch.wasm "$root/wasm/"
   cp "$cache/$arch/files/bin/busybox" "$root/bin/"
   cp test/vm/init "$root/init"
   version=$(ls "$cache/$arch/files/lib/modules")
   : >"$root/modules/order"
-  for m in veth ext4 loop quota_v2; do
+  for m in veth ext4 loop quota_v2 $([ "$arch" != amd64 ] || echo dm-delay); do
     PATH=$PATH:/sbin modprobe -d "$cache/$arch/files" -S "$version" --show-depends "$m" | awk '$1 == "insmod" {print $2}' | while read -r f; do
       cp "$f" "$root/modules/" && { grep -qxF "$(basename "$f")" "$root/modules/order" || basename "$f" >>"$root/modules/order"; }
     done
@@ -154,8 +158,8 @@ arches=() makes=()
 for s in "${scenarios[@]}"; do
   case $s in
   arm64 | wasm-arm64 | oci-arm64) a=arm64 ;;
-  v2 | nomemory | clock | wasm | oci) a=amd64 ;;
-  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock, wasm, oci, wasm-arm64, oci-arm64" >&2; exit 2 ;;
+  v2 | nomemory | clock | slowdisk | wasm | oci) a=amd64 ;;
+  *) echo "test/vm: no scenario $s; there are v2, arm64, nomemory, clock, slowdisk, wasm, oci, wasm-arm64, oci-arm64" >&2; exit 2 ;;
   esac
   [[ " ${arches[*]-} " == *" $a "* ]] || arches+=("$a")
   case $s in

@@ -23,7 +23,7 @@ const (
 )
 
 var scenarios = map[string]func(*guest) error{
-	"v2": groupsV2, "arm64": otherProcessor, "nomemory": noMemoryGroup, "clock": clockAt1970,
+	"v2": groupsV2, "arm64": otherProcessor, "nomemory": noMemoryGroup, "clock": clockAt1970, "slowdisk": slowDisk,
 	"wasm": modules, "wasm-arm64": modules, "oci": containers, "oci-arm64": containers,
 }
 
