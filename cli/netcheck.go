@@ -114,6 +114,11 @@ func (a *app) printNetCheck(list controlplane.NetCheckReply) error {
 			here = r.From + " (" + r.Address + ")"
 		}
 		for _, p := range r.Members {
+			if p.Silent() {
+				_, _ = fmt.Fprintf(w, "%s\t%s\tgossip\tno answer\n", r.From, name(p.Address))
+				add(p.Blocked(here, name(p.Address))[0])
+				continue
+			}
 			_, _ = fmt.Fprintf(w, "%s\t%s\tgossip UDP\t%s\n", r.From, name(p.Address), way(p.UDPOut, p.UDPIn))
 			_, _ = fmt.Fprintf(w, "%s\t%s\tgossip TCP\t%s\n", r.From, name(p.Address), way(p.TCPOut, p.TCPIn))
 			for _, s := range p.Blocked(here, name(p.Address)) {

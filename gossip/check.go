@@ -160,9 +160,20 @@ func (p *Pool) answered(b []byte) {
 	path.TCPIn = path.TCPIn || b[1] == viaTCP
 }
 
+// Silent says that no answer came, by no way. What was asked may have arrived:
+// answers go to the address that the asking member told, and one behind a NAT
+// is not reached there.
+func (p *Path) Silent() bool { return !p.UDPOut && !p.UDPIn && !p.TCPOut && !p.TCPIn }
+
 // Blocked says in words what does not get through; none is nothing. here and
 // there name the two ends.
 func (p *Path) Blocked(here, there string) []string {
+	if p.Silent() {
+		if here > there { // the same words from both ends
+			here, there = there, here
+		}
+		return []string{"nothing gets through between " + here + " and " + there + ", by UDP or TCP: a link is cut, all is blocked, or one of the two is behind a NAT"}
+	}
 	var out []string
 	add := func(good bool, proto, from, to string) {
 		if !good {

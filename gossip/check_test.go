@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -45,6 +46,10 @@ func TestBlockedNamesBothEnds(t *testing.T) {
 	got := (&Path{UDPIn: true, TCPOut: true, TCPIn: true}).Blocked("n1 (10.0.0.1:7946)", "n2 (10.0.0.2:7946)")
 	if !slices.Equal(got, []string{"UDP from n1 (10.0.0.1:7946) to n2 (10.0.0.2:7946) is blocked"}) {
 		t.Error(got)
+	}
+	both := (&Path{}).Blocked("n1", "n2")
+	if len(both) != 1 || !strings.Contains(both[0], "between n1 and n2") || !slices.Equal(both, (&Path{}).Blocked("n2", "n1")) {
+		t.Error(both)
 	}
 	if got := (&Path{UDPOut: true, UDPIn: true, TCPOut: true, TCPIn: true}).Blocked("a", "b"); len(got) != 0 {
 		t.Error(got)

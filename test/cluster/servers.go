@@ -3,9 +3,13 @@ package cluster
 import (
 	"bytes"
 	"cmp"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +20,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/cli/client"
 )
 
 // ServerProcess is one server without a node.
@@ -265,14 +271,43 @@ type ServerState struct {
 	Ready                           bool
 }
 
+// Get asks server i by the API. Conditions that are awaited go this way: a
+// process a question would keep the machine busy.
+func (c *Servers) Get(i int, path string, into any) error {
+	k, err := client.Load(c.Kubeconfig(i), "")
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(k.Cert, k.Key)
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(k.CA)
+	h := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, // servers come and go
+		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+	}}
+	resp, err := h.Get(k.Server + path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, b)
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, into)
+}
+
 // States asks one of the servers about all.
 func (c *Servers) States(i int) (list []ServerState, err error) {
-	out, err := c.Try(i, "server", "list", "-o", "json")
-	if err != nil {
-		return nil, err
-	}
 	var l struct{ Items []ServerState }
-	return l.Items, json.Unmarshal([]byte(out), &l)
+	err = c.Get(i, "/dunlin.dev/v1/servers", &l)
+	return l.Items, err
 }
 
 // Leader is the index of the server that leads, asked from those that run.
@@ -334,12 +369,8 @@ func (c *Servers) Roles(voters, all int) {
 
 // NodeReady says whether a Node has condition Ready, asked from server i.
 func (c *Servers) NodeReady(i int, name string) error {
-	out, err := c.Try(i, "get", "node/"+name, "-o", "json")
-	if err != nil {
-		return err
-	}
 	var n corev1.Node
-	if err := json.Unmarshal([]byte(out), &n); err != nil {
+	if err := c.Get(i, "/api/v1/nodes/"+name, &n); err != nil {
 		return err
 	}
 	for _, cond := range n.Status.Conditions {

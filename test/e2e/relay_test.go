@@ -125,9 +125,8 @@ func TestNodeReachesOnlyFollowers(t *testing.T) {
 // readySince is when the node's condition Ready became True.
 func readySince(t *testing.T, c *cluster.Servers, node string) string {
 	t.Helper()
-	out := c.Run(0, "get", "node/"+node, "-o", "json")
 	var n corev1.Node
-	if err := json.Unmarshal([]byte(out), &n); err != nil {
+	if err := c.Get(0, "/api/v1/nodes/"+node, &n); err != nil {
 		t.Fatal(err)
 	}
 	for _, cond := range n.Status.Conditions {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -181,12 +182,9 @@ func TestLeadersAreKilled(t *testing.T) {
 }
 
 func podsOf(c *cluster.Servers, i int, selector string) ([]corev1.Pod, error) {
-	out, err := c.Try(i, "get", "pods", "-l", selector, "-o", "json")
-	if err != nil {
-		return nil, err
-	}
 	var l corev1.PodList
-	return l.Items, json.Unmarshal([]byte(out), &l)
+	err := c.Get(i, "/api/v1/namespaces/default/pods?labelSelector="+url.QueryEscape(selector), &l)
+	return l.Items, err
 }
 
 // TestQuorumLost: two of three servers stop. Writes are refused with the

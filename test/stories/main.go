@@ -162,7 +162,9 @@ func tell(ctx context.Context, o options, slot int, c cycle) (verdict string) {
 		"bash", "-c", inside, "story", o.binaries[0], "-test.v", "-test.timeout", o.timeout.String(), "-test.run", "^"+c.story+"$")
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp, "CYCLES=1", fmt.Sprintf("CYCLE=%d", c.n), fmt.Sprintf("DUNLIN_TEST_SLOT=%d", slot), "DUNLIN_TEST_LOGS="+base)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// A session of its own: where the kernel shares the processors out by
+	// session, a cycle has as much as any other command.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	err = cmd.Run()
 	text, rerr := os.ReadFile(base + ".log")
 	if err := errors.Join(err, rerr); err != nil {

@@ -78,7 +78,7 @@ build() {
     go test -trimpath -ldflags '-s -w' -c -o "$root/volumes.test" ./node/volumes
     truncate -s 16M "$root/quota.img"
     PATH=$PATH:/sbin mkfs.ext4 -q -O quota,project -E quotatype=prjquota "$root/quota.img"
-    truncate -s 64M "$work/slow.img"
+    truncate -s 32M "$work/slow.img"
     PATH=$PATH:/sbin mkfs.ext4 -q -J size=4 -E lazy_itable_init=0,lazy_journal_init=0 "$work/slow.img"
     gzip -c "$work/slow.img" >"$root/slow.img.gz"
   fi
@@ -132,6 +132,7 @@ boot() {
   esac
   case $scenario in
   wasm* | oci*) initrd=runtimes- memory=1024 patience=$((limit * 9)) ;;
+  slowdisk) patience=$((limit * 3)) ;; # it waits for its disks
   esac
   case $arch in
   amd64) qemu=(qemu-system-x86_64 -M q35 -cpu max) ;;
