@@ -128,7 +128,7 @@ oracle: ## our defaults, validation, tables, scheduling and controllers against 
 
 .PHONY: conformance oracle
 
-vm: ## tests in QEMU guests: control groups v2, arm64, no memory group, a clock at 1970, slow disks
+vm: ## tests in QEMU guests: control groups v2, arm64, no memory group, a clock at 1970
 	test/vm/run.sh
 
 .PHONY: vm

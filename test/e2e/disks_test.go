@@ -43,7 +43,7 @@ func newDisk(t *testing.T, size int64) *disk {
 			t.Skipf("SKIPPED: %v: %v %s", cmd, err, out)
 		}
 	}
-	t.Cleanup(func() { d.run("umount", d.dir) })
+	t.Cleanup(d.unmount)
 	if err := os.Chmod(d.dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +55,17 @@ func (d *disk) run(name string, args ...string) {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		d.t.Fatalf("%s %v: %v %s", name, args, err, out)
 	}
+}
+
+// unmount waits for what killed processes still hold.
+func (d *disk) unmount() {
+	d.t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); <-time.After(100 * time.Millisecond) {
+		if exec.Command("umount", d.dir).Run() == nil {
+			return
+		}
+	}
+	d.run("umount", d.dir)
 }
 
 // fill leaves no byte of the disk; free gives it all back.
@@ -136,7 +147,7 @@ func (d *disk) users() (pids []int) {
 // and keeps the file system without power alive with it.
 func (d *disk) powerOn() {
 	d.t.Helper()
-	d.run("umount", d.dir)
+	d.unmount()
 	next := fmt.Sprintf("%s.%d", strings.SplitN(d.image, ".", 2)[0], time.Now().UnixNano())
 	d.run("cp", "--sparse=always", d.image, next)
 	if err := os.Remove(d.image); err != nil {
