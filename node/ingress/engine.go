@@ -34,8 +34,8 @@ type engine struct {
 	confined sync.Once
 	counters counters
 	view     atomic.Pointer[view]
-	limit    atomic.Int64  // connections, and requests
-	patience time.Duration // bodyTimeout, but for tests
+	limit    atomic.Int64 // connections, and requests
+	patience patience
 	proxy    *httputil.ReverseProxy
 	upstream *upstream
 
@@ -62,7 +62,7 @@ func newEngine(log *slog.Logger) *engine {
 	e := &engine{log: log, pool: balance.NewPool(), ingresses: map[string]*wire.Ingress{}, secrets: map[string]*held{}, changed: map[string]bool{},
 		listeners: map[string]*listener{}, failures: map[string]failure{}, parked: map[string]*os.File{}, sources: newSources()}
 	e.limit.Store(DefaultConnections)
-	e.patience = bodyTimeout
+	e.patience = patience{headerTimeout, idleTimeout, bodyTimeout}
 	e.view.Store(&view{newRouter(nil, nil), newCertificates(nil, nil)})
 	e.upstream = newUpstream(&e.counters)
 	e.proxy = &httputil.ReverseProxy{Rewrite: rewrite, Transport: e.upstream, BufferPool: &buffers{}, ErrorHandler: e.failed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
@@ -269,10 +269,10 @@ func (e *engine) tlsConfig() *tls.Config {
 // servers of net/http keep connections; each listener has one.
 func (e *engine) newServer(secure bool) *http.Server {
 	s := &http.Server{
-		Handler: http.HandlerFunc(e.serve), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: headerMost,
+		Handler: http.HandlerFunc(e.serve), ReadHeaderTimeout: e.patience.header, IdleTimeout: e.patience.idle, MaxHeaderBytes: headerMost,
 		ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streamsMost, MaxReceiveBufferPerStream: streamWindow, MaxReceiveBufferPerConnection: connWindow,
-			SendPingTimeout: pingAfter, PingTimeout: headerTimeout, WriteByteTimeout: bodyTimeout},
+			SendPingTimeout: pingAfter, PingTimeout: headerTimeout, WriteByteTimeout: e.patience.body},
 	}
 	if secure {
 		s.TLSConfig = e.tlsConfig()

@@ -14,8 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -450,118 +448,6 @@ func TestOnlyWhereChosenAndNeeded(t *testing.T) {
 	w.eventually("no process on a node that is not chosen", gone)
 }
 
-// Clients cannot take more than there is: connections, requests, headers,
-// time.
-func TestLimits(t *testing.T) {
-	w := newWorld(t)
-	w.set.Connections = 8
-	hold := make(chan struct{})
-	release := sync.OnceFunc(func() { close(hold) })
-	defer release()
-	var got atomic.Int64
-	w.service("a", false, backend(t, func(rw http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/hold":
-			_, _ = io.WriteString(rw, "x")
-			_ = http.NewResponseController(rw).Flush()
-			<-hold
-		case "/body":
-			n, _ := io.Copy(io.Discard, r.Body)
-			got.Store(n)
-		}
-	}))
-	w.secret("cert", certificate(t, "a.example"))
-	w.rule("a", "a.example", "/", "a", tlsOf("cert", "a.example"))
-	w.publish()
-	w.expect(w.client(), "https://a.example/", 200, "")
-
-	// A header that is too long, and one that never ends.
-	c := w.client()
-	req, _ := http.NewRequest(http.MethodGet, "http://a.example/", nil)
-	req.Header.Set("X", strings.Repeat("x", headerMost+8192))
-	if r, err := c.Do(req); err != nil || r.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
-		t.Errorf("a long header: %v %v", r, err)
-	}
-	slow, err := net.Dial("tcp", w.set.HTTP)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = slow.Close() }()
-	_, _ = io.WriteString(slow, "GET / HTTP/1.1\r\nHost: a.exa")
-
-	// A body larger than the process may be.
-	const size = 300 << 20
-	r, err := c.Post("http://a.example/body", "text/plain", io.LimitReader(zeros{}, size))
-	if err != nil || r.StatusCode != 200 || got.Load() != size {
-		t.Errorf("a large body: %v %v, %d bytes arrived", r, err, got.Load())
-	}
-	st, err := Ask(w.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if peak := peakOf(t, st.PID); peak > 64<<10 {
-		t.Errorf("the process had %d KiB", peak)
-	}
-
-	// More requests than may be under way, on one connection of HTTP/2.
-	h2 := w.client()
-	for range 8 {
-		r, err := h2.Get("https://a.example/hold")
-		if err != nil || r.StatusCode != 200 {
-			t.Fatal(r, err)
-		}
-		defer func() { _ = r.Body.Close() }()
-	}
-	if s, b, err := get(h2, "https://a.example/"); err != nil || s != 503 || !strings.Contains(b, "as many requests as it may") {
-		t.Errorf("%d %q %v", s, b, err)
-	}
-	release()
-
-	// More connections than may be open are reset.
-	var open []net.Conn
-	defer func() {
-		for _, c := range open {
-			_ = c.Close()
-		}
-	}()
-	w.eventually("connections are refused", func() error {
-		c, err := net.Dial("tcp", w.set.HTTP)
-		if err != nil {
-			return err
-		}
-		open = append(open, c)
-		st, err := Ask(w.dir)
-		if err == nil && st.Faults[faults[faultConnections]] == 0 {
-			err = fmt.Errorf("%d are open", st.Connections)
-		}
-		return err
-	})
-	_ = slow.SetReadDeadline(time.Now().Add(time.Minute))
-	if _, err := io.Copy(io.Discard, slow); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("a header that never ends keeps its connection")
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
-
-// peakOf is the most memory that a process had, in KiB.
-func peakOf(t *testing.T, pid int) (kib int) {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(b)) {
-		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &kib); err == nil {
-			return kib
-		}
-	}
-	t.Fatal("no VmHWM")
-	return 0
-}
-
 // A table that was saved some time ago does not take away what a living
 // process knows; without a process it is better than nothing.
 func TestSavedTable(t *testing.T) {
@@ -604,45 +490,4 @@ func TestSavedTable(t *testing.T) {
 	w.table = saved()
 	w.supervise()
 	w.expect(w.client(), "http://a.example/", 200, "a")
-}
-
-// An answer that pauses for longer than a client may take nothing ends whole,
-// with HTTP/1.1 and HTTP/2, and so does the next one on its connection.
-func TestAnswersMayPause(t *testing.T) {
-	e := newEngine(slog.New(slog.DiscardHandler))
-	e.patience = 20 * time.Millisecond
-	b := backend(t, func(rw http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(rw, "begin ")
-		_ = http.NewResponseController(rw).Flush()
-		<-time.After(10 * e.patience)
-		_, _ = io.WriteString(rw, "end")
-		_ = http.NewResponseController(rw).Flush()
-		<-time.After(10 * e.patience)
-	})
-	w := &world{t: t, items: map[string][]byte{}}
-	w.service("a", false, b)
-	w.rule("a", "", "/", "a")
-	var items []wire.ServiceItem
-	for k, v := range w.items {
-		items = append(items, wire.ServiceItem{Key: k, Data: v})
-	}
-	e.Apply(items, nil, true)
-	for _, h2 := range []bool{false, true} {
-		srv := httptest.NewUnstartedServer(http.HandlerFunc(e.serve))
-		srv.EnableHTTP2 = h2
-		srv.StartTLS()
-		c := srv.Client()
-		for range 2 {
-			r, err := c.Get(srv.URL)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b, err := io.ReadAll(r.Body)
-			_ = r.Body.Close()
-			if err != nil || string(b) != "begin end" || (r.ProtoMajor == 2) != h2 {
-				t.Errorf("%s: %q %v", r.Proto, b, err)
-			}
-		}
-		srv.Close()
-	}
 }

@@ -39,6 +39,13 @@ const (
 	retryListen  = 3 * time.Second
 )
 
+// patience is how long a client may do nothing. Shorter in tests.
+type patience struct {
+	header time.Duration // headerTimeout
+	idle   time.Duration // idleTimeout
+	body   time.Duration // bodyTimeout
+}
+
 // fault is what the ingress itself refused or failed.
 type fault int
 

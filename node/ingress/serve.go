@@ -10,6 +10,7 @@ import (
 	"net/http/httputil"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,12 +22,15 @@ type routeKey struct{}
 
 // serve answers a request.
 func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
-	answer := &response{ResponseWriter: w, rc: http.NewResponseController(w), c: &e.counters, h2: r.ProtoMajor == 2, patience: e.patience}
+	answer := &response{ResponseWriter: w, rc: http.NewResponseController(w), c: &e.counters, h2: r.ProtoMajor == 2, patience: e.patience.body}
 	// The server itself writes before and after us: "100 Continue", and what
 	// ends an answer, which may come long after the last piece of it.
 	defer answer.deadline()
 	if !answer.h2 {
 		answer.deadline()
+	}
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = newBody(r.Body, answer)
 	}
 	if e.counters.requests.Add(1) > e.limit.Load() {
 		w.Header().Set("Retry-After", "1")
@@ -54,9 +58,6 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 	if to.target == nil {
 		e.refuse(answer, faultEndpoint, http.StatusServiceUnavailable, "this address leads to a service that does not exist")
 		return
-	}
-	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &body{ReadCloser: r.Body, rc: answer.rc, c: &e.counters}
 	}
 	e.proxy.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), routeKey{}, to)))
 }
@@ -95,8 +96,9 @@ func (e *engine) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var slow *slowBody
 	var late *lateAnswer
 	var unreachable *dialError
+	b, _ := r.Body.(*body)
 	switch {
-	case errors.As(err, &slow):
+	case errors.As(err, &slow), b != nil && b.late():
 		e.refuse(w, faultBody, http.StatusRequestTimeout, "the request's body did not arrive in time")
 	case errors.As(err, &late):
 		e.refuse(w, faultTimeout, http.StatusGatewayTimeout, "the service did not answer within "+time.Duration(*late).String())
@@ -152,6 +154,7 @@ type response struct {
 	wrote bool
 	// patience is how long the client may take nothing.
 	patience time.Duration
+	unread   atomic.Bool // there is more of the request's body
 }
 
 // Unwrap is for http.ResponseController.
@@ -178,7 +181,11 @@ func (w *response) rest() {
 // deadline gives the client time to take something. On a stream of HTTP/2 it
 // would end one that waits, too: there the connection has WriteByteTimeout.
 func (w *response) deadline() {
-	_ = w.rc.SetWriteDeadline(time.Now().Add(w.patience))
+	d := w.patience
+	if w.unread.Load() {
+		d *= 2 // the server may wait for the body first
+	}
+	_ = w.rc.SetWriteDeadline(time.Now().Add(d))
 }
 
 // Write implements http.ResponseWriter.
@@ -203,20 +210,49 @@ func (s *slowBody) Unwrap() error { return s.error }
 // body is a request's, each piece of which has to come in time.
 type body struct {
 	io.ReadCloser
-	rc *http.ResponseController
-	c  *counters
+	w *response
+
+	mu   sync.Mutex
+	slow bool
 }
 
-// Read implements io.Reader. The deadline is taken back each time: it would
-// end the request while nobody reads, because the backend is slow.
+// newBody gives the first piece its time. What nobody reads, because the
+// answer does not depend on it, is read by the server itself with HTTP/1,
+// before it answers.
+func newBody(b io.ReadCloser, w *response) *body {
+	if !w.h2 {
+		w.unread.Store(true)
+		_ = w.rc.SetReadDeadline(time.Now().Add(w.patience))
+	}
+	return &body{ReadCloser: b, w: w}
+}
+
+// Read implements io.Reader. With HTTP/2 the deadline is taken back each time:
+// it would end the request while nobody reads, because the backend is slow.
+// With HTTP/1 it ends what reads, and after the last piece that is who looks
+// whether the client is still there.
 func (b *body) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(bodyTimeout))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_ = b.w.rc.SetReadDeadline(time.Now().Add(b.w.patience))
 	n, err := b.ReadCloser.Read(p)
-	_ = b.rc.SetReadDeadline(time.Time{})
-	b.c.in.Add(int64(n))
+	if b.w.h2 || errors.Is(err, io.EOF) {
+		b.w.unread.Store(false)
+		_ = b.w.rc.SetReadDeadline(time.Time{})
+	}
+	b.w.c.in.Add(int64(n))
 	var t net.Error
 	if err != nil && errors.As(err, &t) && t.Timeout() {
-		err = &slowBody{err}
+		b.slow, err = true, &slowBody{err}
 	}
 	return n, err
+}
+
+// late says whether the client was slow, when the request was given up. With
+// HTTP/1 a read that fails for whatever reason also cancels the request, and
+// either may be seen first.
+func (b *body) late() bool {
+	b.mu.Lock() // what still reads ends with the request
+	defer b.mu.Unlock()
+	return b.slow
 }

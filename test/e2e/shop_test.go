@@ -56,11 +56,9 @@ func sold(address, item string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(out))
 }
 
-// TestShop is the example as its README says, on a node of its own: nginx in a
-// container before a Wasm guest, before redis in a container with a claim. It
-// is reached by name from a container, by Ingress and node port from outside;
-// redis restarts with its data, also while the server is off.
-func TestShop(t *testing.T) {
+// shopImages makes the images of the shop.
+func shopImages(t *testing.T) {
+	t.Helper()
 	cluster.NeedContainers(t)
 	script := exec.Command(manifest(t, "shop", "images.sh"))
 	if out, err := script.CombinedOutput(); err != nil {
@@ -69,11 +67,11 @@ func TestShop(t *testing.T) {
 		}
 		t.Fatalf("images.sh: %v: %s", err, out)
 	}
-	site := cluster.NewSite(t)
-	address := fmt.Sprintf("%s:%d", site.Host(), 21000+os.Getpid()%5000)
-	c := cluster.NewControlPlane(t, "--listen", address, "--advertise", address)
-	machine := site.NewMachine()
-	a := cluster.NewAgent(t, "n1", machine)
+}
+
+// stockShop imports what the shop needs, before the node's first start.
+func stockShop(t *testing.T, a *cluster.Agent) {
+	t.Helper()
 	a.Import("shop.wasm", example(t, "shop.wasm"))
 	for _, image := range []string{"shop-web.tar", "shop-redis.tar"} {
 		if out, err := a.Command("import", example(t, image), "--state-dir", filepath.Join(a.Dir, "state")); err != nil {
@@ -81,6 +79,20 @@ func TestShop(t *testing.T) {
 		}
 	}
 	a.ImportBusybox("busybox:test", nil)
+}
+
+// TestShop is the example as its README says, on a node of its own: nginx in a
+// container before a Wasm guest, before redis in a container with a claim. It
+// is reached by name from a container, by Ingress and node port from outside;
+// redis restarts with its data, also while the server is off.
+func TestShop(t *testing.T) {
+	shopImages(t)
+	site := cluster.NewSite(t)
+	address := fmt.Sprintf("%s:%d", site.Host(), 21000+os.Getpid()%5000)
+	c := cluster.NewControlPlane(t, "--listen", address, "--advertise", address)
+	machine := site.NewMachine()
+	a := cluster.NewAgent(t, "n1", machine)
+	stockShop(t, a)
 	a.Start("--join", strings.TrimSpace(c.Run("token", "create")))
 	c.Eventually(time.Minute, "the node is Ready", func() error { return c.NodeReady("n1") })
 	c.Run("apply", "-f", manifest(t, "shop", "shop.yaml"))
