@@ -117,7 +117,8 @@ func joinKey(path string) (*ecdsa.PrivateKey, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
-	return loadOrCreateKey(path)
+	key, _, err := loadOrCreateKey(path)
+	return key, err
 }
 
 func joinOnce(ctx context.Context, dir string, line pki.JoinLine, key *ecdsa.PrivateKey, dial peers.DialFunc, clk clock.Clock, log *slog.Logger) error {
@@ -251,7 +252,12 @@ func writeKeys(dir string, reply *wire.JoinReply, keys *wire.ServerKeysReply, cl
 			return err
 		}
 	}
-	return atomicfile.WriteRaw(filepath.Join(pkiDir, "service-account.key"), keys.TokenKey, 0o600)
+	for _, p := range []string{"service-account.key", "service-account.key.copy"} {
+		if err := atomicfile.WriteRaw(filepath.Join(pkiDir, p), keys.TokenKey, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // keys answers a new server: what every server has. It reads the files, so

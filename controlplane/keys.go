@@ -20,37 +20,75 @@ import (
 
 // issuer loads or makes the key that signs ServiceAccount tokens.
 func (s *Server) issuer(dir string) (*auth.Issuer, error) {
-	key, err := loadOrCreateKey(filepath.Join(dir, "service-account.key"))
+	key, damaged, err := loadOrCreateKey(filepath.Join(dir, "service-account.key"))
 	if err != nil {
 		return nil, err
+	}
+	if damaged != "" {
+		s.log.Error("the key that signs the tokens of ServiceAccounts was damaged and is a new one: pods are given new tokens, those of before are refused", "damaged", damaged,
+			"hint", "where there are further servers, this one has to join anew ('dunlin server --help'), since theirs is another")
 	}
 	return auth.NewIssuer(auth.IssuerConfig{Key: key, Clock: s.cfg.Clock})
 }
 
-func loadOrCreateKey(path string) (*ecdsa.PrivateKey, error) {
-	b, err := os.ReadFile(path)
-	if err == nil {
-		if block, _ := pem.Decode(b); block != nil {
-			if k, err := x509.ParseECPrivateKey(block.Bytes); err == nil {
-				return k, nil
+// loadOrCreateKey reads a key from either of two copies, or makes one. damaged
+// is where the file went that had to be replaced by a new key.
+func loadOrCreateKey(path string) (key *ecdsa.PrivateKey, damaged string, err error) {
+	copies := []string{path, path + ".copy"}
+	var bad []string // to be written
+	for _, p := range copies {
+		k, err := readKey(p)
+		if err != nil {
+			return nil, "", err
+		}
+		if key == nil {
+			key = k
+		}
+		if k == nil || !k.Equal(key) {
+			bad = append(bad, p)
+		}
+	}
+	if key == nil {
+		for _, p := range copies {
+			moved, err := atomicfile.Quarantine(p)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, "", err
+			}
+			if err == nil && damaged == "" {
+				damaged = moved
 			}
 		}
-		// Damaged: tokens are re-issued on their own, so a new key mends it.
-		if _, err := atomicfile.Quarantine(path); err != nil {
-			return nil, err
+		if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+			return nil, "", fmt.Errorf("make key: %w", err)
 		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, "", fmt.Errorf("encode key: %w", err)
+	}
+	for _, p := range bad {
+		if err := atomicfile.WriteRaw(p, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+			return nil, "", err
+		}
+	}
+	return key, damaged, nil
+}
+
+// readKey reads a key; nil is none, or none that can be read.
+func readKey(path string) (*ecdsa.PrivateKey, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, fmt.Errorf("read key: %w", err)
 	}
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make key: %w", err)
+	if block, _ := pem.Decode(b); block != nil {
+		if k, err := x509.ParseECPrivateKey(block.Bytes); err == nil {
+			return k, nil
+		}
 	}
-	der, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		return nil, fmt.Errorf("encode key: %w", err)
-	}
-	return k, atomicfile.WriteRaw(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
+	return nil, nil
 }
 
 // loadSealer reads or makes the key that seals Secrets. It lies beside the

@@ -148,7 +148,8 @@ func (s podState) applyRelease(r result, now moment) (podState, []note) {
 }
 
 func (s *podState) applyPrepare(c *ctrState, r result, now moment) []note {
-	c.op, c.image.busy = opNone, false
+	came := c.came
+	c.op, c.image.busy, c.came = opNone, false, false
 	if r.err == nil {
 		c.image.succeeded()
 		c.digest = r.image.Digest
@@ -160,6 +161,9 @@ func (s *podState) applyPrepare(c *ctrState, r result, now moment) []note {
 	// Many nodes may wait for one registry, and it may have said how long.
 	if r.spread != nil {
 		c.image.at = now.mono.Add(r.spread(max(c.image.at.Sub(now.mono), retryAfter(r.err))))
+	}
+	if came {
+		c.image.at = now.mono
 	}
 	if f.Reason == "ErrImagePull" && !first {
 		f.Reason = "ImagePullBackOff"

@@ -24,6 +24,8 @@ const maxNodeImages = 50
 type listedImages struct {
 	mark  string
 	list  []corev1.ContainerImage
+	names map[string]bool // of all images; nil before the first reading
+	fresh []string        // of them, those that pods were not told of
 	retry time.Time
 }
 
@@ -44,8 +46,40 @@ func (a *Agent) imagesHere(now time.Time) []corev1.ContainerImage {
 		l.retry = now.Add(collectAgain)
 		return l.list
 	}
+	before := l.names
+	l.names = map[string]bool{}
+	for _, i := range list {
+		for _, n := range i.Names {
+			l.names[n] = true
+			if before != nil && !before[n] {
+				l.fresh = append(l.fresh, n)
+			}
+		}
+	}
 	l.mark, l.list = mark, largest(list, maxNodeImages)
 	return l.list
+}
+
+// tellOfImages lets pods that wait for an image try again, once it was
+// imported.
+func (a *Agent) tellOfImages() {
+	fresh := a.imagesTold.fresh
+	if a.imagesTold.fresh = nil; len(fresh) == 0 {
+		return
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for _, i := range a.known {
+		if i.worker != nil {
+			i.worker.box.tell(func(m *mailbox) { m.images = append(m.images, fresh...) })
+		}
+	}
+}
+
+// isAmong says whether an image of a pod is one of those that came. A container
+// image without a tag is its latest.
+func isAmong(image string, came []string) bool {
+	return slices.Contains(came, image) || slices.Contains(came, image+":latest")
 }
 
 // largest keeps the n largest images, in an order that does not depend on

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
 // shelf is an ImageLister.
@@ -96,5 +98,37 @@ func TestNodeNamesItsImages(t *testing.T) {
 		if got := told(); len(got) != 0 {
 			t.Fatalf("%v after all were removed", got)
 		}
+	})
+}
+
+// What is imported while a pod waits for it is tried at the next look, and
+// not at the end of a back-off; an image that it does not wait for changes
+// nothing.
+func TestAnImportEndsTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		s := &shelf{mark: "1"}
+		b.c.ImageList = s
+		var tries atomic.Int64
+		b.rt.onPrepare = func(image string) (workload.ImageState, error) {
+			tries.Add(1)
+			if l, err := s.List(); err == nil && len(l) > 0 && slices.Contains(l[0].Names, "app:latest") {
+				return workload.ImageState{Digest: "sha256:1"}, nil
+			}
+			return workload.ImageState{}, errors.New("it is not here")
+		}
+		b.link.put("Pod", wasmPod("a", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "app" }))
+		b.start()
+		defer b.stop()
+		b.after(20 * time.Minute) // a try every five minutes by now
+		before := tries.Load()
+		s.change(func() { s.mark, s.list = "2", []corev1.ContainerImage{shelved("other:latest", 1)} })
+		b.after(30 * time.Second)
+		if now := tries.Load(); now > before+1 {
+			t.Errorf("%d tries because of another image", now-before)
+		}
+		s.change(func() { s.mark, s.list = "3", []corev1.ContainerImage{shelved("app:latest", 1)} })
+		b.after(2 * machineInterval)
+		b.want("uid-a", "Running+Ready")
 	})
 }

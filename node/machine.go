@@ -74,6 +74,7 @@ func (a *Agent) machineLoop(ctx context.Context) {
 			}
 			a.mu.RUnlock()
 		}
+		a.tellOfImages()
 		a.collectImages(ctx, time.Now())
 	}
 }

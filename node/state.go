@@ -98,6 +98,7 @@ type ctrState struct {
 	op      op
 	image   retry // done: digest is usable
 	start   retry
+	came    bool // the image, while it was being prepared
 	digest  string
 	seen    seen
 	made    bool // absent, but an agent died while starting it: something is left

@@ -49,6 +49,7 @@ type observed struct {
 	pod     *corev1.Pod // newer object, or nil
 	removed bool
 	evict   *store.Verdict // the node cannot keep it
+	images  []string       // that came to this node
 	// runs has an entry for each container whose current attempt was read.
 	runs map[int]run
 }
@@ -90,6 +91,11 @@ func (s *podState) observe(o observed, now moment) {
 	s.removed = s.removed || o.removed
 	if o.evict != nil && !s.over() {
 		s.rec.Verdict = o.evict
+	}
+	for i := range s.ctrs {
+		if c := &s.ctrs[i]; !c.image.done && isAmong(c.spec.Image, o.images) {
+			c.image.at, c.came = now.mono, c.image.busy
+		}
 	}
 	for i, r := range o.runs {
 		c := &s.ctrs[i]

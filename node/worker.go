@@ -33,6 +33,7 @@ type mailbox struct {
 	look    bool // a hint that a container ended
 	extend  bool // the lease was renewed: stop deadlines move
 	evict   *store.Verdict
+	images  []string // that are here now
 }
 
 func (m *mailbox) tell(f func(*mailbox)) {
@@ -207,9 +208,9 @@ func (w *worker) measureStart() {
 // observe takes the mail and reads the runtime where needed.
 func (w *worker) observe(ctx context.Context, all bool) observed {
 	w.box.mu.Lock()
-	o := observed{pod: w.box.pod, removed: w.box.removed, evict: w.box.evict}
+	o := observed{pod: w.box.pod, removed: w.box.removed, evict: w.box.evict, images: w.box.images}
 	look, refs, extend := w.box.look, w.box.refs, w.box.extend
-	w.box.pod, w.box.look, w.box.refs, w.box.extend, w.box.evict = nil, false, false, false, nil
+	w.box.pod, w.box.look, w.box.refs, w.box.extend, w.box.evict, w.box.images = nil, false, false, false, nil, nil
 	w.box.mu.Unlock()
 	if o.pod != nil {
 		w.state.setPod(o.pod)
