@@ -271,6 +271,10 @@ func (a *app) imagesCmd() *cobra.Command {
 		Short: "List the images and modules of this node",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			if !fileThere(filepath.Join(o.state, "images")) { // and nothing is made by looking
+				a.noteRoots(o)
+				return fmt.Errorf("no node has its state in %s: name another folder with --state-dir, or 'dunlin import' something", o.state)
+			}
 			l, err := openStores(o)
 			if err != nil {
 				return err

@@ -40,6 +40,9 @@ server, or the other way round.`,
 			if os.Geteuid() != 0 {
 				return errors.New("installing a system service needs root: run it with sudo")
 			}
+			if a.configWins {
+				return usagef("--config-dir: the service has its folders from /etc/dunlin/config.yaml alone: write config-dir there")
+			}
 			p, err := servicePaths(install.Paths{})
 			if err != nil {
 				return err

@@ -52,6 +52,7 @@ type nodeOptions struct {
 	address string
 	// fixedAddress: the flag said the address, so the machine's is not followed.
 	fixedAddress bool
+	named        bool // the flag said the name
 	// besideServer: a server runs in the same process.
 	besideServer bool
 	netns        string
@@ -146,7 +147,8 @@ func (o *nodeOptions) complete(log *slog.Logger, server string) error {
 		return usagef("--run-dir=%s: the path of the agent's socket in it would be %d bytes long, and Linux takes no more than %d (unix(7)); choose a shorter one", o.run, n, maxSocketPath)
 	}
 	wanted := o.name
-	if wanted == "" {
+	o.named = wanted != ""
+	if !o.named {
 		h, err := os.Hostname()
 		if err != nil {
 			return fmt.Errorf("read hostname: %w (give --node-name)", err)
@@ -285,7 +287,7 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Lo
 		return nil, err
 	}
 	if vols.SecretsOnDisk() {
-		log.Warn("the run-time folder is on a disk: Secrets that pods are given as files lie there in clear", "dir", o.run, "hint", "--run-dir on a tmpfs, as /run is")
+		log.Warn("the run-time folder is on a disk: Secrets that pods are given as files lie in clear", "dir", filepath.Join(o.state, "volumes"), "hint", "--run-dir on a tmpfs, as /run is")
 	}
 	machine.Containers = func() (string, string) { return p.containers.reason, p.containers.message }
 	boot := node.BootID(o.machineBoot(), p.db)
@@ -427,6 +429,9 @@ func joinNode(ctx context.Context, o nodeOptions, line string, log *slog.Logger)
 		return nil, err
 	}
 	if id.Joined() {
+		if o.named && o.name != id.Grant().NodeName {
+			log.Warn("the node keeps the name under which it joined", "name", id.Grant().NodeName, "wanted", o.name, "hint", "'dunlin agent reset' makes a new node of it")
+		}
 		return id, joinedSame(id.Grant(), o, line, log)
 	}
 	if line == "" {

@@ -113,7 +113,11 @@ func rolloutProgress(d *appsv1.Deployment) (message string, done bool, err error
 			return "", false, fmt.Errorf("deployment %q was rolled back: %s", d.Name, c.Message)
 		}
 		if c.Type == appsv1.DeploymentProgressing && c.Reason == "ProgressDeadlineExceeded" {
-			return "", false, fmt.Errorf("deployment %q exceeded its progress deadline: %s (the old pods keep serving; 'dunlin rollout undo deploy/%s' goes back)", d.Name, c.Message, d.Name)
+			hint := fmt.Sprintf("'dunlin describe deploy/%s' says what is wrong", d.Name)
+			if s.Replicas > s.UpdatedReplicas {
+				hint = fmt.Sprintf("the old pods keep serving; 'dunlin rollout undo deploy/%s' goes back", d.Name)
+			}
+			return "", false, fmt.Errorf("deployment %q exceeded its progress deadline: %s (%s)", d.Name, c.Message, hint)
 		}
 	}
 	switch {

@@ -83,8 +83,11 @@ func Main(args []string, in io.Reader, out, errw io.Writer) int {
 // cobra's count arguments, and what a right one looks like.
 func usageText(cmd *cobra.Command, err error) string {
 	s := err.Error()
-	if !isCobraUsage(err) || strings.HasPrefix(s, "unknown command") {
+	if !isCobraUsage(err) {
 		return strings.TrimSpace(s)
+	}
+	if strings.HasPrefix(s, "unknown command") {
+		return fmt.Sprintf("%s\n(see '%s --help')", strings.TrimSpace(s), cmd.CommandPath())
 	}
 	var want, most, have int
 	for _, form := range []struct {

@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/sys/cpu"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
 	"github.com/dunlin-project/dunlin/internal/scratch"
 	"github.com/dunlin-project/dunlin/runtime/wasm/host"
@@ -231,6 +233,9 @@ func (c *cache) runChild(ctx context.Context, code, tmp string, open func() (*os
 		}
 		return &workload.StartError{Reason: ReasonInvalidModule, Err: err,
 			Message: strings.TrimSpace(fmt.Sprintf("the module could not be compiled: %v (%s) %s", err, describe(ws), why))}
+	}
+	if reply.Reason == host.ReasonNoSpace {
+		return fmt.Errorf("compile: the disk is full, and the compiled module does not fit into %s: %w", c.dir, unix.ENOSPC)
 	}
 	if !reply.Running {
 		return &workload.StartError{Reason: ReasonInvalidModule, Message: "the module is not valid: " + strings.TrimPrefix(reply.Message, "compile: ")}

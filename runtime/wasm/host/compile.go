@@ -23,7 +23,11 @@ func compile() int {
 		return 1
 	}
 	if err := compileSpec(spec); err != nil {
-		answer(reply, Reply{Reason: ReasonStart, Message: clip(err.Error())})
+		r := Reply{Reason: ReasonStart, Message: clip(err.Error())}
+		if errors.Is(err, unix.ENOSPC) {
+			r.Reason = ReasonNoSpace
+		}
+		answer(reply, r)
 		return 1
 	}
 	answer(reply, Reply{Running: true})

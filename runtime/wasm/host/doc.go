@@ -159,6 +159,7 @@ const (
 	ReasonTrap      = "Trap"
 	ReasonDeadline  = "DeadlineExceeded"
 	ReasonStart     = "StartError"
+	ReasonNoSpace   = "NoSpace" // of a compilation: says nothing about the module
 )
 
 // MessageLimit is the most that a message holds, in bytes.
