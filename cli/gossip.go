@@ -145,7 +145,7 @@ func (p *nodeProcess) gossipStatus() view.Gossip {
 	if !ok {
 		return view.Gossip{}
 	}
-	g := view.Gossip{Running: true, Address: a.String(), Site: p.gossip.Site(), LeasesByUDP: p.link.ByUDP()}
+	g := view.Gossip{Running: true, ID: p.gossip.NodeID(), Address: a.String(), Site: p.gossip.Site(), LeasesByUDP: p.link.ByUDP()}
 	for _, m := range p.gossip.Members() {
 		g.Members = append(g.Members, m.NodeID)
 	}

@@ -84,7 +84,7 @@ type TokenReply struct {
 // how their tokens are checked.
 func (s *Server) extra(issuer *auth.Issuer) http.Handler {
 	mux := http.NewServeMux()
-	discovery := issuer.Discovery(first(s.cfg.Advertise))
+	discovery := issuer.Discovery(func() string { return first(s.advertise()) })
 	mux.Handle(auth.IssuerConfigurationPath, discovery)
 	mux.Handle(auth.IssuerKeysPath, discovery)
 	mux.Handle(auth.IssuerConfigurationPath+"/", discovery)

@@ -53,8 +53,11 @@ type Config struct {
 	// address.
 	Transport memberlist.Transport
 	// Seeds are addresses of other members, from the assignment and from an
-	// earlier run; asked again at every rejoin.
+	// earlier run; asked again at every rejoin. Names of hosts are looked up
+	// again each time.
 	Seeds func() []string
+	// Resolve looks a host up; nil asks the machine's resolver.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// SaveSeeds receives the addresses of living members to keep for the next
 	// start; at most every SaveInterval (10 min), and only when they changed.
 	SaveSeeds    func([]string)
@@ -109,12 +112,16 @@ type Pool struct {
 // Label is what keeps pools apart: packets of another cluster, site or
 // recovery epoch are dropped before they are decrypted.
 //
-// It travels in every packet in clear, so it is a short hash: it need not be
-// secret or hard to forge, the keyring is what protects a pool.
+// It travels in every packet in clear, so it is short: how the cluster's id
+// begins, for whoever wonders what is on his network, and a hash of all. It
+// need not be secret or hard to forge, the keyring is what protects a pool.
 func Label(cluster, site string, epoch uint64) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", cluster, site, epoch))
-	return base64.RawURLEncoding.EncodeToString(sum[:6])
+	return cluster[:min(len(cluster), labelCluster)] + "." + base64.RawURLEncoding.EncodeToString(sum[:4])
 }
+
+// labelCluster is how much of a cluster's id stands in labels.
+const labelCluster = 6
 
 // New starts listening and joins in the background.
 func New(c Config) (*Pool, error) {
@@ -126,6 +133,11 @@ func New(c Config) (*Pool, error) {
 	}
 	if c.Seeds == nil {
 		c.Seeds = func() []string { return nil }
+	}
+	if c.Resolve == nil {
+		c.Resolve = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		}
 	}
 	if c.SaveInterval <= 0 {
 		c.SaveInterval = 10 * time.Minute
@@ -140,7 +152,9 @@ func New(c Config) (*Pool, error) {
 	}
 	p := &Pool{c: c, id: id, name: Member{NodeID: id, Boot: c.Boot}.name(), ring: ring,
 		alive: map[string]map[string]Member{}, dirty: make(chan struct{}, 1), checks: newChecks(), doubts: make(chan string, 16)}
-	logger := newLogger(c.Log, p.doubt)
+	own := Label(c.Cluster, c.Site, c.Epoch)
+	strange := &strangers{log: c.Log, own: own, next: map[string]time.Time{}}
+	logger := newLogger(c.Log, func(line string) bool { p.doubt(line); return strange.hear(line) })
 	transport := c.Transport
 	if transport == nil {
 		if transport, err = listen(c, logger); err != nil {
@@ -178,6 +192,9 @@ func New(c Config) (*Pool, error) {
 	return p, nil
 }
 
+// gossipToTheDead is how long members that are thought dead are told so.
+const gossipToTheDead = 24 * time.Hour
+
 // config is memberlist's LAN configuration with what bites overridden.
 func config(c Config, name string) *memberlist.Config {
 	m := memberlist.DefaultLANConfig()
@@ -185,7 +202,7 @@ func config(c Config, name string) *memberlist.Config {
 	m.Label = Label(c.Cluster, c.Site, c.Epoch)
 	// Dead members are still told so, and can refute, for a day instead of 30
 	// s; after that the seeds bring them back.
-	m.GossipToTheDeadTime = 24 * time.Hour
+	m.GossipToTheDeadTime = gossipToTheDead
 	// IPv6 guarantees 1280 bytes with its headers; 1400 is lost on tunnels.
 	// Memberlist itself leaves room for label and encryption.
 	m.UDPBufferSize = 1280 - 48
@@ -321,8 +338,8 @@ func (p *Pool) tellServer(id string, record []byte) {
 }
 
 // SetKeyring replaces the keys: new ones are added, the first becomes
-// primary, the rest removed. Members that hold any of them still understand
-// each other.
+// primary, the rest removed. Two members understand each other while each
+// holds the other's primary key.
 func (p *Pool) SetKeyring(keys [][]byte) error {
 	if len(keys) == 0 {
 		return errors.New("gossip: an empty keyring")
@@ -369,107 +386,6 @@ func (p *Pool) Close() error {
 		return fmt.Errorf("gossip: close: %w", err)
 	}
 	return nil
-}
-
-// Rejoin timing. Seeds that are no members are tried for ever, a few at a
-// time, more slowly the longer it is in vain.
-const (
-	rejoinFirst = time.Second
-	rejoinMax   = time.Minute
-	rejoinSeeds = 3
-	// firstSave is how long members have to turn up before the first of them
-	// are kept for the next start.
-	firstSave = 30 * time.Second
-)
-
-func (p *Pool) loop(ctx context.Context) {
-	wait := rejoinFirst
-	lastSave := time.Now().Add(min(firstSave, p.c.SaveInterval) - p.c.SaveInterval)
-	t := time.NewTimer(rand.N(rejoinFirst))
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.dirty:
-			if time.Since(lastSave) >= p.c.SaveInterval && p.save() {
-				lastSave = time.Now()
-			}
-			continue
-		case <-t.C:
-		}
-		missing := p.missing()
-		switch {
-		case len(missing) == 0:
-			wait = rejoinMax
-		default:
-			if n, _ := p.ml.Join(missing); n > 0 { // its error is in memberlist's log
-				wait = rejoinFirst
-			}
-		}
-		if time.Since(lastSave) >= p.c.SaveInterval && p.save() {
-			lastSave = time.Now()
-		}
-		t.Reset(wait/2 + rand.N(wait))
-		wait = min(2*wait, rejoinMax)
-	}
-}
-
-// missing are some seeds that are no living members.
-func (p *Pool) missing() []string {
-	have := map[string]bool{}
-	for _, m := range p.Members() {
-		have[m.Addr.String()] = true
-	}
-	p.mu.Lock()
-	seeds := append(slices.Clone(p.saved), p.c.Seeds()...)
-	p.mu.Unlock()
-	var out []string
-	for _, s := range seeds {
-		ap, err := netip.ParseAddrPort(s)
-		if err != nil {
-			a, err := netip.ParseAddr(s)
-			if err != nil {
-				continue
-			}
-			ap = netip.AddrPortFrom(a, Port)
-		}
-		if hp := ap.String(); !have[hp] && !slices.Contains(out, hp) {
-			out = append(out, hp)
-		}
-	}
-	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
-	return out[:min(len(out), rejoinSeeds)]
-}
-
-// maxSeeds bounds what is kept for the next start.
-const maxSeeds = 16
-
-// save hands out the living members' addresses if they changed.
-func (p *Pool) save() bool {
-	if p.c.SaveSeeds == nil {
-		return false
-	}
-	self := p.Addr().String()
-	var now []string
-	for _, m := range p.Members() {
-		if a := m.Addr.String(); a != self && !slices.Contains(now, a) {
-			now = append(now, a)
-		}
-	}
-	slices.Sort(now)
-	now = now[:min(len(now), maxSeeds)]
-	p.mu.Lock()
-	same := len(now) == 0 || slices.Equal(now, p.saved)
-	if !same {
-		p.saved = now
-	}
-	p.mu.Unlock()
-	if same {
-		return false
-	}
-	p.c.SaveSeeds(now)
-	return true
 }
 
 func nodeAddr(ip net.IP, port uint16) string {

@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -238,25 +239,84 @@ func TestForgedMetadata(t *testing.T) {
 	}
 }
 
+// Keys are replaced in three steps, one member after the other: after each
+// change of each member all healthy ones hear each other, whatever the order.
+// The fourth was revoked and gets no new key: at the end it is no member, and
+// reads nothing.
 func TestKeyRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const healthy = 3
 		n := simnet.New(1)
-		ps := []*Pool{simPool(t, n, 0, key(t), 1, nil), simPool(t, n, 1, key(t), 1, nil), simPool(t, n, 2, key(t), 1, nil)}
-		time.Sleep(20 * time.Second)
-		next := []byte("an0ther-key-16by")
-		for _, p := range ps[:2] { // the third was revoked and never hears of it
-			if err := p.SetKeyring([][]byte{next, ring[0]}); err != nil {
-				t.Fatal(err)
+		var mu sync.Mutex
+		heard := map[string]int{} // "from to"
+		var ps []*Pool
+		for i := range healthy + 1 {
+			ps = append(ps, simPool(t, n, i, key(t), 1, func(c *Config) {
+				c.Message = func(_ byte, b []byte) {
+					mu.Lock()
+					defer mu.Unlock()
+					heard[fmt.Sprintf("%s %d", b, i)]++
+				}
+				if i < healthy {
+					c.Failed = func(id string) {
+						if id != ps[healthy].NodeID() {
+							t.Errorf("%d has lost a healthy member", i)
+						}
+					}
+				}
+			}))
+		}
+		time.Sleep(time.Minute)
+		talk := func(what string) map[string]int {
+			t.Helper()
+			mu.Lock()
+			clear(heard)
+			mu.Unlock()
+			for i, p := range ps {
+				for j, to := range ps {
+					if err := p.Send(to.NodeID(), 1, fmt.Append(nil, i)); err != nil && i < healthy && j < healthy {
+						t.Fatalf("%s: %d to %d: %v", what, i, j, err)
+					}
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range healthy {
+				for j := range healthy {
+					if i != j && heard[fmt.Sprintf("%d %d", i, j)] != 1 {
+						t.Errorf("%s: %d does not hear %d", what, j, i)
+					}
+				}
+			}
+			return maps.Clone(heard)
+		}
+		if all := talk("before"); all["0 3"] != 1 || all["3 0"] != 1 {
+			t.Fatal("the fourth is no member at first")
+		}
+		old, next := ring[0], []byte("an0ther-key-16by")
+		for step, keys := range [][][]byte{{old, next}, {next, old}, {next}} {
+			for i := range healthy {
+				who := (step + i) % healthy
+				if err := ps[who].SetKeyring(keys); err != nil {
+					t.Fatal(err)
+				}
+				talk(fmt.Sprintf("step %d of member %d", step+1, who))
 			}
 		}
-		for _, p := range ps[:2] {
-			if err := p.SetKeyring([][]byte{next}); err != nil {
-				t.Fatal(err)
+		for range 8 { // while it is still thought to be a member
+			if got := talk("after"); got["0 3"]+got["1 3"]+got["2 3"]+got["3 0"]+got["3 1"]+got["3 2"] != 0 {
+				t.Fatalf("the revoked one reads or is heard: %v", got)
+			}
+			time.Sleep(30 * time.Second)
+		}
+		for i, p := range ps[:healthy] {
+			if got := len(p.Members()); got != healthy {
+				t.Errorf("member %d knows %d members after the keys were replaced", i, got)
 			}
 		}
-		time.Sleep(5 * time.Minute)
-		if got := len(ps[0].Members()); got != 2 {
-			t.Fatalf("%d members after the ring was rotated", got)
+		if got := ps[healthy].Members(); len(got) != 1 {
+			t.Errorf("the revoked one still has members: %v", got)
 		}
 		closeAll(t, ps)
 	})

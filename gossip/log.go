@@ -12,14 +12,15 @@ import (
 type logWriter = *log.Logger
 
 // newLogger turns memberlist's lines into slog records, one a minute for
-// each kind of line, and lets hear have all: on a bad network it repeats itself every second.
-func newLogger(l *slog.Logger, hear func(line string)) logWriter {
+// each kind of line, and lets hear have all: on a bad network it repeats itself
+// every second. What hear says itself, better, is left out.
+func newLogger(l *slog.Logger, hear func(line string) (said bool)) logWriter {
 	return log.New(&adapter{log: l, hear: hear, last: map[string]time.Time{}}, "", 0)
 }
 
 type adapter struct {
 	log  *slog.Logger
-	hear func(line string) // every line, before it is thinned out
+	hear func(line string) (said bool) // every line, before it is thinned out
 	mu   sync.Mutex
 	last map[string]time.Time
 }
@@ -41,7 +42,9 @@ func (a *adapter) Write(b []byte) (int, error) {
 		}
 	}
 	rest = strings.TrimPrefix(rest, "memberlist: ")
-	a.hear(rest)
+	if a.hear(rest) {
+		return len(b), nil
+	}
 	if level == slog.LevelError {
 		level = slog.LevelWarn // a peer that cannot be reached is no error of ours
 	}

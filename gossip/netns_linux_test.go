@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,25 +33,50 @@ func lanAddr(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}), Port)
 }
 
-// runMember prints how many members it knows whenever that changes, until
-// its input ends.
+// What members of TestNamespaces tell each other, so long that three of them
+// are too much for one packet on their network, and one is not.
+const (
+	lanMTU      = 1280
+	lanMessages = 8
+	lanMessage  = 400
+)
+
+// runMember prints how many members it knows, how many messages it got of the
+// others, and how many fragments of packets, whenever that changes, until its
+// input ends. Once all are there it tells the others all it has, at once and
+// again and again: gossip promises nothing.
 func runMember(i int) int {
 	k, err := newTestKey()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	var mu sync.Mutex
+	got := map[string]bool{}
 	p, err := New(Config{Cluster: "c", Epoch: 1, Site: "s", Key: k, Boot: 1, Keyring: ring,
-		Bind: lanAddr(i), Advertise: lanAddr(i), Seeds: func() []string { return []string{lanAddr(0).String()} }})
+		Message: func(_ byte, b []byte) { mu.Lock(); defer mu.Unlock(); got[string(b[:2])] = true },
+		Bind:    lanAddr(i), Advertise: lanAddr(i), Seeds: func() []string { return []string{lanAddr(0).String()} }})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	go func() {
-		for last, tick := 0, time.NewTicker(50*time.Millisecond); ; <-tick.C {
-			if n := len(p.Members()); n != last {
-				last = n
-				fmt.Println(n)
+		told := time.Time{}
+		for last, tick := "", time.NewTicker(200*time.Millisecond); ; <-tick.C {
+			mu.Lock()
+			now := fmt.Sprintf("%d/%d/%s", len(p.Members()), len(got), fragments())
+			mu.Unlock()
+			if now != last {
+				last = now
+				fmt.Println(now)
+			}
+			if len(p.Members()) == 3 && time.Since(told) > 3*time.Second {
+				told = time.Now()
+				for n := range byte(lanMessages) {
+					if err := p.Broadcast(fmt.Sprintf("%d/%d", i, n), 1, append([]byte{byte(i), n}, make([]byte, lanMessage)...)); err != nil {
+						fmt.Fprintln(os.Stderr, err)
+					}
+				}
 			}
 		}
 	}()
@@ -61,8 +88,20 @@ func runMember(i int) int {
 	return 0
 }
 
+// fragments counts those that were dropped in this namespace.
+func fragments() string {
+	out, err := exec.Command("nft", "list", "table", "ip", "small").CombinedOutput()
+	_, rest, ok := strings.Cut(string(out), "counter packets ")
+	if err != nil || !ok {
+		return string(out)
+	}
+	n, _, _ := strings.Cut(rest, " ")
+	return n
+}
+
 // Three members on one machine, each a process in a network namespace of its
-// own, joined by a bridge.
+// own, joined by a bridge. No packet above 1280 bytes gets through, and no
+// fragment of one: all that members say by UDP fits.
 func TestNamespaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: needs root to make network namespaces; CI runs it as root")
@@ -97,12 +136,13 @@ func TestNamespaces(t *testing.T) {
 		startMember(ctx, t, lan, bridge, i, counts)
 	}
 	known := map[string]string{}
-	for known["0"] != "3" || known["1"] != "3" || known["2"] != "3" {
+	all := fmt.Sprintf("3/%d/0", 2*lanMessages)
+	for known["0"] != all || known["1"] != all || known["2"] != all {
 		select {
 		case c := <-counts:
 			known[c[0]] = c[1]
 		case <-ctx.Done():
-			t.Fatalf("members known: %v", known)
+			t.Fatalf("members, messages and fragments: %v", known)
 		}
 	}
 }
@@ -121,7 +161,7 @@ func startMember(ctx context.Context, t *testing.T, lan netns.NsHandle, bridge n
 	must(err)
 	defer func() { _ = ns.Close() }() // the child keeps it alive
 	must(netns.Set(lan))
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("v%d", i), MasterIndex: bridge.Attrs().Index},
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("v%d", i), MasterIndex: bridge.Attrs().Index, MTU: lanMTU},
 		PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns))}
 	must(netlink.LinkAdd(veth))
 	must(netlink.LinkSetUp(veth))
@@ -131,6 +171,12 @@ func startMember(ctx context.Context, t *testing.T, lan netns.NsHandle, bridge n
 	addr, err := netlink.ParseAddr(lanAddr(i).Addr().String() + "/24")
 	must(err)
 	must(netlink.AddrAdd(eth, addr))
+	must(netlink.LinkSetMTU(eth, lanMTU))
+	nft := exec.CommandContext(ctx, "nft", "-f", "-")
+	nft.Stdin = strings.NewReader("table ip small {\n chain in { type filter hook prerouting priority -450; ip frag-off & 0x3fff != 0 counter drop; }\n}\n")
+	if out, err := nft.CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: fragments cannot be dropped here: %v: %s", err, out)
+	}
 	must(netlink.LinkSetUp(eth))
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), memberEnv+"="+strconv.Itoa(i))

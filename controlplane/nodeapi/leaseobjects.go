@@ -94,7 +94,6 @@ func (s *Server) housekeeping(ctx context.Context) {
 		}
 		if _, leading := s.cfg.Leadership.Leadership(); leading && s.clockOK() == nil {
 			s.dropTokens(ctx)
-			s.endOverlaps(ctx)
 		}
 	}
 }

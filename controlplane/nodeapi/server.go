@@ -142,6 +142,7 @@ type Server struct {
 	tokens   chan struct{} // held while a join token is used up; a channel, since its holder waits for the log
 	warnings *limited
 	repairs  *repairs
+	rings    chan struct{}  // a rotation of gossip keys began
 	pulling  chan struct{}  // pulls being answered
 	reports  chan struct{}  // reports being taken
 	writes   chan struct{}  // news of pods being written
@@ -198,6 +199,7 @@ func New(cfg Config) (*Server, error) {
 		tokens:   make(chan struct{}, 1),
 		warnings: newLimited(),
 		repairs:  newRepairs(),
+		rings:    make(chan struct{}, 1),
 		pulling:  make(chan struct{}, maxPulls),
 		reports:  make(chan struct{}, maxReports),
 		writes:   make(chan struct{}, maxWrites),
@@ -229,6 +231,7 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.leaseObjects(ctx) })
 	wg.Go(func() { s.repairLoop(ctx) })
 	wg.Go(func() { s.housekeeping(ctx) })
+	wg.Go(func() { s.rotations(ctx) })
 	wg.Go(func() { s.watchTwins(ctx) })
 	wg.Go(func() { s.serviceLoop(ctx) })
 	err := s.assign.run(ctx)

@@ -8,12 +8,10 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -28,11 +26,11 @@ const (
 	SecretTypeRing corev1.SecretType = "dunlin.dev/gossip-keyring"
 	ringZone                         = "zone"
 	ringPrimary                      = "primary"
+	ringNext                         = "next"     // understood, not used yet
 	ringOld                          = "previous" // still understood
-	ringRotated                      = "rotated"  // when, RFC 3339
-	// ringOverlap is how long the previous key is still understood.
-	ringOverlap = time.Hour
-	seedCount   = 5
+	ringRotated                      = "rotated"  // when the last step was, RFC 3339
+	ringBanned                       = "banned"   // somebody who is out holds the previous key
+	seedCount                        = 5
 )
 
 // ringName is the Secret's name: zones are label values, which may have
@@ -60,8 +58,10 @@ func (s *Server) site(zone string) Site {
 		return Site{}
 	}
 	out := Site{Keyring: [][]byte{sec.Data[ringPrimary]}}
-	if old := sec.Data[ringOld]; len(old) > 0 {
-		out.Keyring = append(out.Keyring, old)
+	for _, name := range []string{ringNext, ringOld} {
+		if k := sec.Data[name]; len(k) > 0 {
+			out.Keyring = append(out.Keyring, k)
+		}
 	}
 	return out
 }
@@ -85,70 +85,6 @@ func (s *Server) Keyring(ctx context.Context, zone string) ([][]byte, error) {
 		return nil, fmt.Errorf("nodeapi: keep gossip keys of zone %s: %w", zone, err)
 	}
 	return s.site(zone).Keyring, nil
-}
-
-// RotateKeyring gives a site new gossip keys. The old key is still
-// understood for an hour, so that members change over one by one; with
-// banned, it is not: whoever held it is out at once.
-func (s *Server) RotateKeyring(ctx context.Context, zone string, banned bool) error {
-	if s.cfg.Site != nil {
-		return nil
-	}
-	if _, err := s.Keyring(ctx, zone); err != nil {
-		return err
-	}
-	key := make([]byte, 32)
-	if _, err := rand.Read(key); err != nil {
-		return fmt.Errorf("nodeapi: random: %w", err)
-	}
-	_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, ringName(zone), registry.Main, func(o runtime.Object) (runtime.Object, error) {
-		sec, ok := o.(*corev1.Secret)
-		if !ok || sec.Data == nil {
-			return nil, fmt.Errorf("nodeapi: gossip keys are a %T", o)
-		}
-		sec.Data[ringOld] = sec.Data[ringPrimary]
-		if banned {
-			delete(sec.Data, ringOld)
-		}
-		sec.Data[ringPrimary] = key
-		sec.Data[ringRotated] = []byte(s.cfg.Clock.Now().UTC().Format(time.RFC3339))
-		return sec, nil
-	}, registry.WriteOptions{})
-	if err != nil {
-		return fmt.Errorf("nodeapi: rotate gossip keys of zone %s: %w", zone, err)
-	}
-	return nil
-}
-
-// endOverlaps drops previous keys whose time is over.
-func (s *Server) endOverlaps(ctx context.Context) {
-	if s.cfg.Site != nil {
-		return
-	}
-	var names []string
-	s.cfg.Store.Reader(secretGK).Snapshot().Range(secretGK.String(), tokenNamespace, state.Key{}, func(r *state.Record) bool {
-		if len(r.Header.Key.Name) > len(ringPrefix) && r.Header.Key.Name[:len(ringPrefix)] == ringPrefix {
-			names = append(names, r.Header.Key.Name)
-		}
-		return true
-	})
-	for _, name := range names {
-		_, err := s.cfg.Store.Update(ctx, secretGK, tokenNamespace, name, registry.Main, func(o runtime.Object) (runtime.Object, error) {
-			sec, ok := o.(*corev1.Secret)
-			if !ok || len(sec.Data[ringOld]) == 0 {
-				return o, nil
-			}
-			at, err := time.Parse(time.RFC3339, string(sec.Data[ringRotated]))
-			if err == nil && s.cfg.Clock.Now().Before(at.Add(ringOverlap)) {
-				return o, nil
-			}
-			delete(sec.Data, ringOld)
-			return sec, nil
-		}, registry.WriteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			s.warn("secret", name, "previous gossip key not removed", err)
-		}
-	}
 }
 
 // seeds are gossip addresses of some nodes of a zone, of those that are

@@ -36,12 +36,14 @@ type Network struct {
 	rnd   *rand.Rand
 	loss  float64
 	cut   map[string]bool
+	apart map[[2]string]bool // from, to
+	deaf  map[[2]string]bool // of packets from, to
 	hosts map[string]*Transport
 }
 
 // New makes an empty network; seed fixes which packets are lost.
 func New(seed uint64) *Network {
-	return &Network{rnd: rand.New(rand.NewPCG(seed, 1)), cut: map[string]bool{}, hosts: map[string]*Transport{}}
+	return &Network{rnd: rand.New(rand.NewPCG(seed, 1)), cut: map[string]bool{}, apart: map[[2]string]bool{}, deaf: map[[2]string]bool{}, hosts: map[string]*Transport{}}
 }
 
 // Over makes one whose packets and streams go the ways of another simulation.
@@ -63,6 +65,22 @@ func (n *Network) Cut(a netip.AddrPort, on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cut[a.String()] = on
+}
+
+// Part keeps two addresses from each other, or ends that.
+func (n *Network) Part(a, b netip.AddrPort, on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.apart[[2]string{a.String(), b.String()}] = on
+	n.apart[[2]string{b.String(), a.String()}] = on
+}
+
+// Block keeps packets, not streams, on their way from one address to another,
+// or ends that.
+func (n *Network) Block(from, to netip.AddrPort, on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.deaf[[2]string{from.String(), to.String()}] = on
 }
 
 // Transport is one member's.
@@ -114,7 +132,7 @@ func (t *Transport) accept() {
 }
 
 func (n *Network) reach(from netip.AddrPort, to string) *Transport {
-	if n.cut[from.String()] || n.cut[to] {
+	if n.cut[from.String()] || n.cut[to] || n.apart[[2]string{from.String(), to}] {
 		return nil
 	}
 	return n.hosts[to]
@@ -125,7 +143,7 @@ func (t *Transport) WriteTo(b []byte, addr string) (time.Time, error) {
 	now := time.Now()
 	t.n.mu.Lock()
 	to := t.n.reach(t.addr, addr)
-	lost := t.n.loss > 0 && t.n.rnd.Float64() < t.n.loss
+	lost := t.n.deaf[[2]string{t.addr.String(), addr}] || (t.n.loss > 0 && t.n.rnd.Float64() < t.n.loss)
 	t.n.mu.Unlock()
 	if to == nil || lost {
 		return now, nil // as UDP does

@@ -281,6 +281,7 @@ type Status struct {
 // Gossip is where and with whom the node gossips.
 type Gossip struct {
 	Running     bool     `json:"running"`
+	ID          string   `json:"id,omitempty"`
 	Address     string   `json:"address,omitempty"`
 	Site        string   `json:"site,omitempty"`
 	Members     []string `json:"members,omitempty"`

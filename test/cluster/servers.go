@@ -42,6 +42,7 @@ type Servers struct {
 	host string
 	port int // of the first
 	List []*ServerProcess
+	name string
 }
 
 // NewServers starts n servers that make one cluster, and waits until they
@@ -67,7 +68,14 @@ func NewServersOn(t testing.TB, n int, host string) *Servers {
 // listens on every address, and finds out itself which one it has.
 func NewServersApart(t testing.TB, machines ...*Machine) *Servers {
 	t.Helper()
-	c := &Servers{t: t, port: 20000 + rand.IntN(9900)}
+	return NewServersNamed(t, "", machines...)
+}
+
+// NewServersNamed is NewServersApart of servers that say of themselves that they
+// are at a name, and nothing else. The test knows better.
+func NewServersNamed(t testing.TB, name string, machines ...*Machine) *Servers {
+	t.Helper()
+	c := &Servers{t: t, port: 20000 + rand.IntN(9900), name: name}
 	for _, m := range machines {
 		c.add(0, m)
 	}
@@ -92,6 +100,9 @@ func (c *Servers) add(i int, on *Machine) {
 	}
 	// A range of pod addresses that no other cluster on this machine has.
 	s.flags = []string{"--pod-cidr", fmt.Sprintf("198.%d.%d.0/21", 18+c.port/32%2, c.port%32*8)}
+	if c.name != "" {
+		s.flags = append(s.flags, "--advertise", c.name+":6443")
+	}
 	if n > 0 {
 		s.join = strings.TrimSpace(c.Run(i, "token", "create", "--server"))
 	}
@@ -235,7 +246,20 @@ func (s *ServerProcess) destroy() {
 
 // Kubeconfig of the administrator at one of the servers.
 func (c *Servers) Kubeconfig(i int) string {
-	return filepath.Join(c.List[i].Dir, "config", "admin.kubeconfig")
+	s := c.List[i]
+	path := filepath.Join(s.Dir, "config", "admin.kubeconfig")
+	if c.name == "" {
+		return path
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return path // not made yet
+	}
+	by := filepath.Join(s.Dir, "by-address.kubeconfig")
+	if err := os.WriteFile(by, bytes.ReplaceAll(b, []byte(c.name), []byte(s.on.IP)), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	return by
 }
 
 // Warnings runs the command line, which must succeed, and returns what it

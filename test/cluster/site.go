@@ -62,7 +62,13 @@ type Machine struct {
 	ns   string
 	veth string
 	IP   string
+	// resolv is the machine's resolv.conf; "" is this host's.
+	resolv string
 }
+
+// Resolver gives what is started on the machine from now on a resolv.conf of
+// its own.
+func (m *Machine) Resolver(path string) { m.resolv = path }
 
 // NewMachine adds one.
 func (s *Site) NewMachine() *Machine {
@@ -115,11 +121,48 @@ func (m *Machine) Address(last int) {
 	m.s.ip("-n", m.ns, "route", "replace", "default", "via", m.s.Host())
 }
 
+// OnlyIPv6 takes the machine's IPv4 addresses away; what it has is an address
+// under fd31::/64, its link-local one, and the way elsewhere by this host. last
+// "" leaves it the link-local one alone. It returns that one.
+func (m *Machine) OnlyIPv6(last string) (linkLocal string) {
+	m.s.t.Helper()
+	m.s.ip("-n", m.ns, "-4", "addr", "flush", "dev", "eth0")
+	if m.IP = ""; last != "" {
+		m.IP = "fd31::" + last
+		m.s.ip("-n", m.ns, "addr", "add", m.IP+"/64", "dev", "eth0", "nodad")
+		m.s.ip("-n", m.ns, "route", "replace", "default", "via", "fd31::1")
+	}
+	for range 100 {
+		out, err := exec.Command("ip", "-n", m.ns, "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link", "-tentative").Output()
+		if f := strings.Fields(string(out)); err == nil && len(f) > 3 {
+			a, _, _ := strings.Cut(f[3], "/")
+			return a
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	m.s.t.Fatal("the machine has no link-local address")
+	return ""
+}
+
+// SecondNIC gives the machine another network card, by which the default route
+// goes, and returns its address there.
+func (m *Machine) SecondNIC() string {
+	m.s.t.Helper()
+	m.s.ip("-n", m.ns, "link", "add", "eth1", "type", "dummy")
+	m.s.ip("-n", m.ns, "addr", "add", "172.31.9.2/24", "dev", "eth1")
+	m.s.ip("-n", m.ns, "link", "set", "eth1", "up")
+	m.s.ip("-n", m.ns, "route", "replace", "default", "via", "172.31.9.1", "dev", "eth1")
+	return "172.31.9.2"
+}
+
 // enter makes the arguments of a command that runs on the machine: only the
 // network is its own.
 func (m *Machine) enter(args ...string) []string {
 	if m == nil {
 		return args
+	}
+	if m.resolv != "" {
+		args = append([]string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, m.resolv}, args...)
 	}
 	return append([]string{"nsenter", "--net=/run/netns/" + m.ns, "--"}, args...)
 }
@@ -320,6 +363,7 @@ type AgentStatus struct {
 	BytesIn, BytesOut uint64
 	Gossip            struct {
 		Running     bool
+		ID          string
 		Address     string
 		Members     []string
 		LeasesByUDP uint64

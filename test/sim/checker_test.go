@@ -29,6 +29,7 @@ type podView struct {
 	lost, terminal  bool
 	evicted         bool   // by the eviction API
 	set             string // uid of its controller
+	claims          []string
 	readyAt         time.Time
 	unreadyAt       time.Time
 	// returned: it was lost and is counted again. Then it is kept rather than
@@ -59,8 +60,9 @@ type checker struct {
 	pods    map[string]*podView
 	apps    map[string]*appView
 	jobs    map[string]*jobView // by uid
-	ticks   map[string]bool     // Jobs of the CronJob, ever
-	freed   map[string]bool     // pods that a client deleted
+	bound   claimViews
+	ticks   map[string]bool // Jobs of the CronJob, ever
+	freed   map[string]bool // pods that a client deleted
 	dropped []drop
 	lost    int // times that a pod was marked as lost
 	// restFrom is since when no server was in trouble; zero is not now.
@@ -88,7 +90,7 @@ type follow struct {
 
 func newChecker(w *world) *checker {
 	return &checker{w: w, follows: map[*server]follow{}, digests: map[uint64][sha256.Size]byte{}, leaders: map[uint64]string{},
-		pods: map[string]*podView{}, apps: map[string]*appView{}, jobs: map[string]*jobView{}, ticks: map[string]bool{}, freed: map[string]bool{}, calm: true, restFrom: time.Now()}
+		pods: map[string]*podView{}, apps: map[string]*appView{}, jobs: map[string]*jobView{}, bound: newClaimViews(), ticks: map[string]bool{}, freed: map[string]bool{}, calm: true, restFrom: time.Now()}
 }
 
 // follow watches one server until unfollow.
@@ -152,6 +154,11 @@ func (c *checker) relist(srv *controlplane.Server, snap state.Snapshot) uint64 {
 			delete(c.jobs, uid)
 		}
 	}
+	for uid := range c.bound.claims {
+		if _, ok := snap.ByUID(uid); !ok {
+			delete(c.bound.claims, uid)
+		}
+	}
 	for _, kind := range []string{"Pod", "Deployment.apps", "Job.batch"} {
 		snap.Range(kind, "", state.Key{}, func(r *state.Record) bool {
 			c.learn(srv, r)
@@ -194,6 +201,10 @@ func (c *checker) event(s *server, srv *controlplane.Server, ev state.Event) {
 		c.podChanged(srv, ev)
 	case "Job.batch":
 		c.jobChanged(srv, ev)
+	case "PersistentVolumeClaim":
+		c.claimChanged(srv, ev)
+	case "PersistentVolume":
+		c.volumeChanged(srv, ev)
 	case "Deployment.apps":
 		if ev.Type == state.Deleted {
 			delete(c.apps, h.Key.Name)
@@ -256,6 +267,9 @@ func (c *checker) podChanged(srv *controlplane.Server, ev state.Event) {
 	}
 	if ev.Type == state.Added {
 		c.jobPod(now)
+	}
+	if now.node != was.node {
+		c.beside(now)
 	}
 	if was.ready && !was.marked && now.marked && now.evicted {
 		c.evicted(now)
@@ -327,6 +341,7 @@ func (c *checker) learn(srv *controlplane.Server, r *state.Record) {
 			c.pods[r.Header.UID] = p
 		}
 		p.name, p.app, p.node = o.Name, o.Labels["app"], o.Spec.NodeName
+		p.claims = claimNames(o)
 		if r.Header.Ready && !p.ready {
 			p.readyAt = time.Now()
 		}
@@ -600,6 +615,9 @@ func (w *world) unsettled(apps map[string]int, jobs bool) string {
 		if want := apps[app] + w.sets[app]; n != want {
 			add("%d pods of %s, not %d", n, app, want)
 		}
+	}
+	if l := w.check.unbound(); l != "" {
+		add("%s", l)
 	}
 	for app, n := range w.sets {
 		if count[app] != n {

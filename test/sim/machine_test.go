@@ -371,7 +371,10 @@ func (m *machine) Facts() node.MachineFacts {
 type diskVolumes struct{ m *machine }
 
 // Prepare implements node.Volumes.
-func (v diskVolumes) Prepare(_ context.Context, pod *corev1.Pod, _ volumes.Source, _ volumes.Facts) (map[string]string, error) {
+func (v diskVolumes) Prepare(_ context.Context, pod *corev1.Pod, src volumes.Source, _ volumes.Facts) (map[string]string, error) {
+	if err := v.m.w.disks.use(v.m.w, v.m.name, pod, src); err != nil {
+		return nil, err
+	}
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
 	v.m.vols[string(pod.UID)] = true

@@ -45,6 +45,7 @@ func runSeed(t *testing.T, r run) (res result) {
 		if err != nil {
 			t.Fatalf("%s: %v", r, err)
 		}
+		defer w.within(longest, func(what string) { pulse.stacks(); panic(fmt.Sprintf("sim: %s %s", r, what)) })()
 		p := newPlan(r.seed, r.size())
 		res.converged = p.run(w)
 		w.idle(2 * time.Minute)
@@ -53,6 +54,41 @@ func runSeed(t *testing.T, r run) (res result) {
 		res.virtual = time.Since(start)
 	})
 	return res
+}
+
+// longest is how much virtual time a seed may take. What it waits for has
+// bounds of its own, which sum up to an hour; this one is for what waits for
+// something that never comes.
+const longest = 90 * time.Minute
+
+// within calls over, with the end of the trace, when so much of the world's
+// time is over before stop is called.
+func (w *world) within(d time.Duration, over func(what string)) (stop func()) {
+	t := time.AfterFunc(d, func() {
+		_, lines := w.verdict()
+		over(fmt.Sprintf("did not end within %s of virtual time; its trace ends with\n%s", d, strings.Join(lines[max(len(lines)-200, 0):], "\n")))
+	})
+	return func() { t.Stop() }
+}
+
+// A seed that never ends is said to, with its trace; one that ends is not.
+func TestSeedsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said []string
+		w := &world{began: time.Now()}
+		w.say("its last word")
+		w.within(time.Minute, func(what string) { said = append(said, what) })()
+		sleep(2 * time.Minute)
+		if len(said) > 0 {
+			t.Errorf("a world that ended in time: %q", said)
+		}
+		stop := w.within(time.Minute, func(what string) { said = append(said, what) })
+		defer stop()
+		sleep(2 * time.Minute)
+		if len(said) != 1 || !strings.Contains(said[0], "did not end within 1m0s") || !strings.Contains(said[0], "its last word") {
+			t.Errorf("a world that never ends: %q", said)
+		}
+	})
 }
 
 // sleep lets virtual time pass; everything here runs in a bubble.

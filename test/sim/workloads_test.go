@@ -42,6 +42,7 @@ const (
 type workloads struct {
 	evictions []time.Duration // between them
 	jobAt     time.Duration
+	claims    bool // the StatefulSet's pods have some
 }
 
 func newWorkloads(seed uint64) workloads {
@@ -53,6 +54,7 @@ func newWorkloads(seed uint64) workloads {
 		at += d
 	}
 	p.jobAt = time.Duration(r.IntN(60)) * time.Second
+	p.claims = r.IntN(2) == 0
 	return p
 }
 
@@ -130,7 +132,11 @@ const (
 // run makes the workloads and evicts until stop closes.
 func (p *workloads) run(ctx context.Context, c *client, stop chan struct{}) {
 	c.make(ctx, pdbsPath, dbBudget())
-	c.make(ctx, setsPath, c.statefulSet())
+	set := c.statefulSet()
+	if p.claims {
+		withClaims(set)
+	}
+	c.make(ctx, setsPath, set)
 	c.make(ctx, cronsPath, cronJob())
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -35,6 +35,7 @@ type world struct {
 	pulse   *pulse
 	pool    *simnet.Network // of gossip
 	only    only
+	disks   disks
 	sets    map[string]int // pods of what is no Deployment, at the end
 
 	ctx    context.Context // for what ends by itself
@@ -63,7 +64,7 @@ func newWorld(sz size, seed uint64, p *pulse) (*world, error) {
 	}
 	w := &world{seed: seed, pulse: p, ctx: context.Background(), began: time.Now(), dir: dir, net: memnet.New(), noise: rand.New(rand.NewPCG(seed, 7)),
 		deafUDP: map[netip.Addr]int{}, apart: map[[2]netip.Addr]int{}}
-	w.only.runs = map[string]string{}
+	w.only.runs, w.disks.at = map[string]string{}, map[string]string{}
 	w.pool = simnet.Over(ground{w})
 	p.of(w)
 	w.check = newChecker(w)

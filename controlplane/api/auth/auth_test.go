@@ -202,7 +202,9 @@ func TestKeyRotation(t *testing.T) {
 // TestIssuerDiscovery: who knows the issuer's address only can check a token.
 func TestIssuerDiscovery(t *testing.T) {
 	is := newIssuer(t, newClock())
-	h := is.Discovery("10.0.0.1:6443")
+	address := "10.0.0.9:6443"
+	h := is.Discovery(func() string { return address })
+	address = "10.0.0.1:6443" // the server moved
 	get := func(path, contentType string, into any) {
 		t.Helper()
 		rec := httptest.NewRecorder()

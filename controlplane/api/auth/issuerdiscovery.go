@@ -17,26 +17,30 @@ const (
 var issuerPaths = []string{IssuerConfigurationPath, IssuerConfigurationPath + "/", IssuerKeysPath, IssuerKeysPath + "/"}
 
 // Discovery serves the issuer's configuration and its keys. address is the
-// server's own (host and port), under which the keys are found; a request
+// server's own now (host and port), under which the keys are found; a request
 // must have passed an Authorizer.
-func (is *Issuer) Discovery(address string) http.Handler {
-	conf, err := json.Marshal(struct {
-		Issuer        string   `json:"issuer"`
-		JWKS          string   `json:"jwks_uri"`
-		ResponseTypes []string `json:"response_types_supported"`
-		SubjectTypes  []string `json:"subject_types_supported"`
-		Algorithms    []string `json:"id_token_signing_alg_values_supported"`
-	}{is.issuer, "https://" + address + IssuerKeysPath, []string{"id_token"}, []string{"public"}, []string{"ES256"}})
-	if err != nil {
-		panic(err) // strings cannot fail
+func (is *Issuer) Discovery(address func() string) http.Handler {
+	conf := func() []byte {
+		b, err := json.Marshal(struct {
+			Issuer        string   `json:"issuer"`
+			JWKS          string   `json:"jwks_uri"`
+			ResponseTypes []string `json:"response_types_supported"`
+			SubjectTypes  []string `json:"subject_types_supported"`
+			Algorithms    []string `json:"id_token_signing_alg_values_supported"`
+		}{is.issuer, "https://" + address() + IssuerKeysPath, []string{"id_token"}, []string{"public"}, []string{"ES256"}})
+		if err != nil {
+			panic(err) // strings cannot fail
+		}
+		return b
 	}
-	keys := is.JWKS()
+	jwks := is.JWKS()
+	keys := func() []byte { return jwks }
 	mux := http.NewServeMux()
-	serve := func(path, contentType string, body []byte) {
+	serve := func(path, contentType string, body func() []byte) {
 		h := func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", contentType)
 			w.Header().Set("Cache-Control", "public, max-age=3600")
-			_, _ = w.Write(body) // the client is gone if this fails
+			_, _ = w.Write(body()) // the client is gone if this fails
 		}
 		mux.HandleFunc("GET "+path, h)
 		mux.HandleFunc("GET "+path+"/{$}", h)
