@@ -115,11 +115,22 @@ func (s *Server) ServeJoin(ctx context.Context, c *listener.Conn) {
 		return
 	}
 	reply, err := s.join(ctx, c.TLS, req)
+	if passing(err) {
+		s.warn("join", req.NodeName, "join not answered: it is asked for again", fmt.Errorf("%s: %w", c.RemoteAddr(), err))
+		return
+	}
 	if err != nil {
 		reply = &wire.JoinReply{Refused: err.Error()}
 		s.warn("join", req.NodeName, "join refused", fmt.Errorf("%s: %w", c.RemoteAddr(), err))
 	}
 	_ = wire.WriteMessage(c, reply) // an answer that does not arrive is asked for again
+}
+
+// passing says that a join failed for a reason that goes away by itself, as
+// while servers elect a leader: a refusal would end the agent that asks.
+func passing(err error) bool {
+	return errors.Is(err, state.ErrNoQuorum) || errors.Is(err, state.ErrNotLeader) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err)
 }
 
 func (s *Server) join(ctx context.Context, cs tls.ConnectionState, req *wire.JoinRequest) (*wire.JoinReply, error) {

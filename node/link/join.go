@@ -79,7 +79,7 @@ func joinOnce(ctx context.Context, d dialer, addrs []string, c JoinConfig) error
 	}
 	reply := new(wire.JoinReply)
 	if err := wire.ReadMessage(conn, reply); err != nil {
-		return fmt.Errorf("join: answer: %w", err)
+		return fmt.Errorf("join: no answer, as from a server that cannot write now (its log says why): %w", err)
 	}
 	if reply.Refused != "" {
 		return fmt.Errorf("%w: %s", ErrRefused, reply.Refused)
