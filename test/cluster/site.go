@@ -138,7 +138,7 @@ func (m *Machine) OnlyIPv6(last string) (linkLocal string) {
 			a, _, _ := strings.Cut(f[3], "/")
 			return a
 		}
-		time.Sleep(100 * time.Millisecond)
+		<-time.After(100 * time.Millisecond)
 	}
 	m.s.t.Fatal("the machine has no link-local address")
 	return ""
