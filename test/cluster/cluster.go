@@ -276,7 +276,10 @@ func (c *Cluster) Get(what string, into any) error {
 // Import gives the node a module.
 func (c *Cluster) Import(name, file string) {
 	c.t.Helper()
-	c.Run(append([]string{"import", name, file}, c.DirFlags()[:4]...)...)
+	// A module is compiled, which takes minutes on a machine that has other things to do.
+	if _, _, err := commandLine(c.t, 10*time.Minute, c.Kubeconfig(), "", append([]string{"import", name, file}, c.DirFlags()[:4]...)...); err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 // Apply writes the manifest to a file and applies it.
