@@ -126,7 +126,7 @@ func (a *Agent) etcFiles(s *podState) ([]workload.Mount, error) {
 			return nil, fmt.Errorf("hosts file of the node: %w", err)
 		}
 	} else {
-		hosts = hostsFile(pod, s.rec.IPs)
+		hosts = hostsFile(pod, s.rec.IPs, a.c.ClusterDomain)
 	}
 	hosts = append(hosts, hostAliases(pod)...)
 	out := []workload.Mount{}
@@ -148,13 +148,18 @@ func (a *Agent) etcFiles(s *podState) ([]workload.Mount, error) {
 	return out, nil
 }
 
-// hostsFile is upstream's, word for word what programs may look for.
-func hostsFile(pod *corev1.Pod, ips []string) []byte {
+// hostsFile is upstream's, word for word what programs may look for. A pod with
+// a subdomain finds its own name there also before the Service's DNS knows it.
+func hostsFile(pod *corev1.Pod, ips []string, domain string) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
 		"fe00::\tip6-localnet\nfe00::\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")
+	names := hostname(pod)
+	if sub := pod.Spec.Subdomain; sub != "" {
+		names = fmt.Sprintf("%s.%s.%s.svc.%s\t%s", names, sub, pod.Namespace, domain, names)
+	}
 	for _, ip := range ips {
-		fmt.Fprintf(&b, "%s\t%s\n", ip, hostname(pod))
+		fmt.Fprintf(&b, "%s\t%s\n", ip, names)
 	}
 	return b.Bytes()
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,5 +25,18 @@ func TestSELinuxLabels(t *testing.T) {
 	}
 	if plain := wasmPod("a"); seLinux(plain, &plain.Spec.Containers[0], true) != nil {
 		t.Error("a pod without labels is refused")
+	}
+}
+
+// A pod's own names are in its hosts file: the short one, and with a subdomain
+// the whole one before it (as the kubelet writes them).
+func TestHostsFile(t *testing.T) {
+	pod := wasmPod("a", func(p *corev1.Pod) { p.Spec.Hostname = "one" })
+	if got := string(hostsFile(pod, []string{"10.0.0.7"}, "cluster.local")); !strings.HasSuffix(got, "\n10.0.0.7\tone\n") {
+		t.Errorf("%q", got)
+	}
+	pod.Spec.Subdomain = "sub"
+	if got := string(hostsFile(pod, []string{"10.0.0.7", "fd00::7"}, "example")); !strings.HasSuffix(got, "\n10.0.0.7\tone.sub.default.svc.example\tone\nfd00::7\tone.sub.default.svc.example\tone\n") {
+		t.Errorf("%q", got)
 	}
 }
