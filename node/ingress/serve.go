@@ -30,7 +30,8 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 		answer.deadline()
 	}
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = newBody(r.Body, answer)
+		answer.body = newBody(r.Body, answer)
+		r.Body = answer.body
 	}
 	if e.counters.requests.Add(1) > e.limit.Load() {
 		w.Header().Set("Retry-After", "1")
@@ -96,9 +97,9 @@ func (e *engine) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var slow *slowBody
 	var late *lateAnswer
 	var unreachable *dialError
-	b, _ := r.Body.(*body)
+	answer, _ := w.(*response)
 	switch {
-	case errors.As(err, &slow), b != nil && b.late():
+	case errors.As(err, &slow), r.Context().Err() != nil && answer != nil && answer.late():
 		e.refuse(w, faultBody, http.StatusRequestTimeout, "the request's body did not arrive in time")
 	case errors.As(err, &late):
 		e.refuse(w, faultTimeout, http.StatusGatewayTimeout, "the service did not answer within "+time.Duration(*late).String())
@@ -155,6 +156,7 @@ type response struct {
 	// patience is how long the client may take nothing.
 	patience time.Duration
 	unread   atomic.Bool // there is more of the request's body
+	body     *body       // nil: none
 }
 
 // Unwrap is for http.ResponseController.
@@ -248,11 +250,14 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// late says whether the client was slow, when the request was given up. With
-// HTTP/1 a read that fails for whatever reason also cancels the request, and
-// either may be seen first.
-func (b *body) late() bool {
-	b.mu.Lock() // what still reads ends with the request
-	defer b.mu.Unlock()
-	return b.slow
+// late says whether the client was slow, once the request is cancelled. With
+// HTTP/1 a read that fails for whatever reason cancels it, too, and either may
+// be seen first.
+func (w *response) late() bool {
+	if w.body == nil {
+		return false
+	}
+	w.body.mu.Lock() // what still reads ends with the request
+	defer w.body.mu.Unlock()
+	return w.body.slow
 }

@@ -98,7 +98,7 @@ func TestAnswersMayPause(t *testing.T) {
 // and not used is closed.
 func TestSlowClients(t *testing.T) {
 	e := newEngine(slog.New(slog.DiscardHandler))
-	e.patience.idle, e.patience.body = 100*time.Millisecond, 2*time.Second
+	e.patience.idle, e.patience.body = 100*time.Millisecond, time.Second
 	w := &world{t: t, items: map[string][]byte{}}
 	w.service("a", false, backend(t, func(rw http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err == nil {
