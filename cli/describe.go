@@ -190,7 +190,8 @@ func (a *app) waitsOn(ctx context.Context, c *client.Client, u *unstructured.Uns
 		return ""
 	}
 	if cond := condition(n, "Ready"); cond["status"] != "True" {
-		return fmt.Sprintf("node %s is not Ready (%v): bring it back, or 'dunlin delete pod %s --force' if it never returns", node, cond["reason"], u.GetName())
+		// Never --force: the pod may run there still, and a set would start its second.
+		return fmt.Sprintf("node %s is not Ready (%v): bring it back, or 'dunlin node declare-dead %s' if it never returns, which frees the pod's name", node, cond["reason"], node)
 	}
 	return ""
 }

@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,6 +69,10 @@ func Explain(store registry.Store, profiles []*Profile, pod *corev1.Pod, sees fu
 	}
 	s.claims.forget(r.Header.UID)
 	class, err := s.classOf(r)
+	if err == nil && class.profile == nil && pod.Spec.NodeName == "" {
+		return &Placement{Kind: "PodPlacement", APIVersion: "dunlin.dev/v1alpha1", Namespace: pod.Namespace, Pod: pod.Name,
+			Message: fmt.Sprintf("No scheduler here is called %q, so the pod waits for another program to place it; there are: %s.", pod.Spec.SchedulerName, strings.Join(slices.Sorted(maps.Keys(s.classes.profiles)), ", "))}, nil
+	}
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}

@@ -71,3 +71,17 @@ func TestExplainNamesNodesFiltersAndHolders(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
+
+// A pod that names a scheduler of somebody else is told so.
+func TestExplainNamesTheSchedulersThereAre(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n")
+	w.Create(pod("ghost", func(p *corev1.Pod) { p.Spec.SchedulerName = "nosuch" }))
+	p, err := Explain(w.Store, nil, get(w, "ghost"), func(string) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `No scheduler here is called "nosuch", so the pod waits for another program to place it; there are: default-scheduler.`; p.Message != want {
+		t.Errorf("%q", p.Message)
+	}
+}

@@ -72,6 +72,16 @@ func (c calendar) next(t time.Time) time.Time {
 	return time.Time{}
 }
 
+// upcoming is the first nominal time after now, when runs are counted from
+// after. Those of @every have no other anchor: counted from now, each look at
+// the object would put the next one off.
+func (c calendar) upcoming(after, now time.Time) time.Time {
+	if c.every > 0 {
+		return after.Add((max(now.Sub(after)/c.every, 0) + 1) * c.every).Truncate(time.Second)
+	}
+	return c.next(later(after, now))
+}
+
 // asUTC writes a local time as if it were UTC.
 func asUTC(t time.Time) time.Time {
 	return time.Date(t.Year(), t.Month(), t.Day(), t.Hour(), t.Minute(), t.Second(), 0, time.UTC)

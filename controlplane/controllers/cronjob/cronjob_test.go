@@ -450,3 +450,25 @@ func TestRunsByTheClock(t *testing.T) {
 		}
 	})
 }
+
+// The times of @every are counted from the stamp: looking at the object puts
+// none of them off.
+func TestEveryIsNotPutOffByLooks(t *testing.T) {
+	cal, err := newCalendar(&batchv1.CronJob{Spec: batchv1.CronJobSpec{Schedule: "@every 1m"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := at("2026-06-01T12:00:10Z")
+	c := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(start)}, Spec: batchv1.CronJobSpec{Schedule: "@every 1m"}}
+	for _, look := range []time.Duration{0, 25 * time.Second, 59 * time.Second} {
+		if d := decide(c, cal, 0, start, start.Add(look)); !d.start.IsZero() || !d.next.Equal(start.Add(time.Minute)) {
+			t.Errorf("after %s: %+v", look, d)
+		}
+	}
+	if d := decide(c, cal, 0, start, start.Add(85*time.Second)); !d.start.Equal(start.Add(time.Minute)) || !d.next.Equal(start.Add(2*time.Minute)) {
+		t.Errorf("late: %+v", d)
+	}
+	if d := decide(c, cal, 0, start, start.Add(-time.Hour)); !d.start.IsZero() || !d.next.Equal(start.Add(time.Minute)) {
+		t.Errorf("a clock put back: %+v", d)
+	}
+}

@@ -41,7 +41,7 @@ func decide(c *batchv1.CronJob, cal calendar, running int, since, now time.Time)
 	if after.Sub(now) > maxAhead {
 		after = since
 	}
-	d := decision{next: cal.next(later(after, now))}
+	d := decision{next: cal.upcoming(after, now)}
 	due := cal.last(after, now)
 	if due.IsZero() {
 		return d
