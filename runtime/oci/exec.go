@@ -89,14 +89,25 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 	return 0, nil
 }
 
+// pidTries bounds, in units of 10 ms, how long a command that is to end is
+// waited for to have a number: what is not found then is left behind.
+const pidTries = 200
+
 // killExec ends an exec's process inside the container, with which the
 // program that waits for it ends, and what that process started and still
 // has: a shell whose time is over must not leave its commands behind. False:
 // the process has ended already.
 func killExec(pidfile string) bool {
-	b, err := os.ReadFile(pidfile)
-	if err != nil {
-		return true // it has no child yet
+	var b []byte
+	for range pidTries { // the command may run before runc says so
+		var err error
+		if b, err = os.ReadFile(pidfile); err == nil {
+			break
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	if b == nil {
+		return true // it has no child
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || pid <= 1 {
@@ -113,6 +124,7 @@ func killTree(pid int) bool {
 		return false
 	}
 	var all []int
+	settled := false // all stood still in the look before: what it missed is seen now
 	for range stopTries {
 		all = descendants(pid, nil)
 		still := stopped(pid)
@@ -122,10 +134,12 @@ func killTree(pid int) bool {
 				_ = unix.Kill(child, unix.SIGSTOP)
 			}
 		}
-		if still {
+		if still && settled {
 			break
 		}
-		<-time.After(time.Millisecond)
+		if settled = still; !still {
+			<-time.After(time.Millisecond)
+		}
 	}
 	for _, p := range append(all, pid) {
 		_ = unix.Kill(p, unix.SIGKILL)

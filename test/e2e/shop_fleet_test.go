@@ -80,7 +80,7 @@ spec:
         - name: main
           image: "busybox:test"
           imagePullPolicy: Never
-          command: [sh, -c, 'while :; do if wget -T 10 -qO- --post-data= http://shop-web/api/buy/tea >/dev/null; then echo bought; else echo refused; fi; sleep 0.2; done']
+          command: [sh, -c, 'while :; do if timeout 10 wget -qO- --post-data= http://shop-web/api/buy/tea >/dev/null; then echo bought; else echo refused; fi; sleep 0.2; done']
 `
 
 // TestShopOnAFleet is the example with two of what may be two, on three nodes:
