@@ -56,8 +56,9 @@ type identity struct {
 
 type identityFile struct {
 	slots *slots
-	id    identity      // changed by save only
-	epoch atomic.Uint64 // what id says of the epoch, for any goroutine
+	id    identity                 // changed by save only
+	shown atomic.Pointer[identity] // a copy of id, for any goroutine
+	epoch atomic.Uint64            // what id says of the epoch, for any goroutine
 	// recovering is id.Recover: one more epoch than the state shows.
 	recovering atomic.Bool
 	mu         sync.Mutex // update
@@ -77,6 +78,8 @@ func (f *identityFile) update(change func(*identity)) error {
 }
 
 func (f *identityFile) publish() {
+	id := f.id
+	f.shown.Store(&id)
 	f.epoch.Store(f.id.Epoch)
 	f.recovering.Store(f.id.Recover)
 }

@@ -200,12 +200,12 @@ func (n *Node) prepare(ctx context.Context, term uint64) error {
 	}
 	facts := n.machine.Facts()
 	if facts.ClusterID == "" {
-		if err := n.internal(ctx, state.Op{Type: state.OpBootstrap, ClusterID: n.identity.id.Cluster, Feature: n.cfg.Feature, Term: term}); err != nil {
+		if err := n.internal(ctx, state.Op{Type: state.OpBootstrap, ClusterID: n.ClusterID(), Feature: n.cfg.Feature, Term: term}); err != nil {
 			return fmt.Errorf("bootstrap: %w", err)
 		}
 		facts = n.machine.Facts()
 	}
-	if facts.ClusterID != n.identity.id.Cluster {
+	if facts.ClusterID != n.ClusterID() {
 		err := fmt.Errorf("%w: the state is of cluster %s, the folder of %s", ErrOtherCluster, facts.ClusterID, n.identity.id.Cluster)
 		n.halt(err)
 		return err

@@ -287,7 +287,7 @@ func (n *Node) bootstrap() error {
 	}
 	voters := n.cfg.Voters
 	if voters == nil {
-		voters = []string{n.identity.id.Server}
+		voters = []string{n.ServerID()}
 	}
 	var c raft.Configuration
 	for _, v := range voters {
@@ -303,7 +303,7 @@ func (n *Node) start() {
 	n.wg.Go(n.keep)
 	n.wg.Go(n.keepBound)
 	n.wg.Go(n.watchPace)
-	if c := n.raft.GetConfiguration(); c.Error() == nil && soleVoter(c.Configuration(), n.identity.id.Server) {
+	if c := n.raft.GetConfiguration(); c.Error() == nil && soleVoter(c.Configuration(), n.ServerID()) {
 		n.wg.Go(n.standForElection)
 	}
 }
@@ -319,7 +319,7 @@ func (n *Node) standForElection() {
 		caller = other
 	}
 	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}}
-	if err := caller.TimeoutNow(raft.ServerID(n.identity.id.Server), self, req, &raft.TimeoutNowResponse{}); err != nil {
+	if err := caller.TimeoutNow(raft.ServerID(n.ServerID()), self, req, &raft.TimeoutNowResponse{}); err != nil {
 		n.log.Debug("first election waits for the time-out", "err", err)
 	}
 	if c, ok := caller.(interface{ CloseStreams() }); ok {
@@ -331,10 +331,10 @@ func (n *Node) standForElection() {
 func (n *Node) State() *state.Machine { return n.machine }
 
 // ClusterID returns the id that the folder is of.
-func (n *Node) ClusterID() string { return n.identity.id.Cluster }
+func (n *Node) ClusterID() string { return n.identity.shown.Load().Cluster }
 
 // ServerID returns this server's id.
-func (n *Node) ServerID() string { return n.identity.id.Server }
+func (n *Node) ServerID() string { return n.identity.shown.Load().Server }
 
 // Epoch returns the recovery epoch, as every handshake says it. Before the
 // log is replayed the folder remembers it, and a recovery that is still to be
