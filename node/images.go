@@ -6,6 +6,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/runtime/images"
 )
 
 // ImageLister tells what images this node has, and modules with a name.
@@ -76,10 +78,14 @@ func (a *Agent) tellOfImages() {
 	}
 }
 
-// isAmong says whether an image of a pod is one of those that came. A container
-// image without a tag is its latest.
+// isAmong says whether an image of a pod is one of those that came: a module by
+// the name that it was given, an image by its full one.
 func isAmong(image string, came []string) bool {
-	return slices.Contains(came, image) || slices.Contains(came, image+":latest")
+	if len(came) == 0 || slices.Contains(came, image) {
+		return len(came) > 0
+	}
+	r, err := images.ParseRef(image)
+	return err == nil && slices.Contains(came, r.Name())
 }
 
 // largest keeps the n largest images, in an order that does not depend on

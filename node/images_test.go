@@ -112,7 +112,7 @@ func TestAnImportEndsTheWait(t *testing.T) {
 		var tries atomic.Int64
 		b.rt.onPrepare = func(image string) (workload.ImageState, error) {
 			tries.Add(1)
-			if l, err := s.List(); err == nil && len(l) > 0 && slices.Contains(l[0].Names, "app:latest") {
+			if l, err := s.List(); err == nil && len(l) > 0 && slices.Contains(l[0].Names, "docker.io/library/app:latest") {
 				return workload.ImageState{Digest: "sha256:1"}, nil
 			}
 			return workload.ImageState{}, errors.New("it is not here")
@@ -122,12 +122,12 @@ func TestAnImportEndsTheWait(t *testing.T) {
 		defer b.stop()
 		b.after(20 * time.Minute) // a try every five minutes by now
 		before := tries.Load()
-		s.change(func() { s.mark, s.list = "2", []corev1.ContainerImage{shelved("other:latest", 1)} })
+		s.change(func() { s.mark, s.list = "2", []corev1.ContainerImage{shelved("docker.io/library/other:latest", 1)} })
 		b.after(30 * time.Second)
 		if now := tries.Load(); now > before+1 {
 			t.Errorf("%d tries because of another image", now-before)
 		}
-		s.change(func() { s.mark, s.list = "3", []corev1.ContainerImage{shelved("app:latest", 1)} })
+		s.change(func() { s.mark, s.list = "3", []corev1.ContainerImage{shelved("docker.io/library/app:latest", 1)} })
 		b.after(2 * machineInterval)
 		b.want("uid-a", "Running+Ready")
 	})

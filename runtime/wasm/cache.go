@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/cpu"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/internal/atomicfile"

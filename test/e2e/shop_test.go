@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -35,7 +34,7 @@ func order(method, address, path string) error {
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s %s%s: %s %s, %w", method, address, path, resp.Status, b, errors.Join(err))
+		return fmt.Errorf("%s %s%s: %s %s, %v", method, address, path, resp.Status, b, err)
 	}
 	if strings.HasPrefix(path, "/api/") {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err != nil || n < 1 {
