@@ -156,6 +156,31 @@ func TestWrongServerAtAddress(t *testing.T) {
 	})
 }
 
+// Two servers that moved have missed each other's news; a third one knows
+// both, and that is enough.
+func TestToldByAThird(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a := w.start("a", options{})
+		b := w.start("b", options{})
+		must(t, a.book.Set("b", []string{"b-was-here:6443"}))
+		must(t, b.book.Set("a", []string{"a-was-here:6443"}))
+		if err := call(a, "b"); !errors.Is(err, ErrUnreachable) {
+			t.Fatalf("found at an address where it is not: %v", err)
+		}
+		c := w.start("c", options{know: []*server{a, b}})
+		must(t, call(c, "a"))
+		must(t, call(c, "b"))
+		// c told b of a while greeting it, or will when it greets it again.
+		b.mesh.forget("c")
+		must(t, call(b, "c"))
+		must(t, call(b, "a"))
+		if got := a.book.Resolve("b"); len(got) != 1 || got[0] != b.addr {
+			t.Errorf("the first keeps %v for the second", got)
+		}
+	})
+}
+
 // A node's and a user's certificate open no server's protocol.
 func TestOnlyServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

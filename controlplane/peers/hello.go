@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/dunlin-project/dunlin/controlplane/listener"
@@ -206,15 +205,7 @@ func (m *Mesh) introduce(c net.Conn, addr, id string) error {
 
 // dial finds a server at one of its addresses.
 func (m *Mesh) dial(ctx context.Context, id, proto string) (net.Conn, error) {
-	addrs := m.cfg.Book.Resolve(id)
-	if m.cfg.Hints != nil {
-		for _, a := range clean(m.cfg.Hints(id)) {
-			if !slices.Contains(addrs, a) {
-				addrs = append(addrs, a)
-			}
-		}
-	}
-	c, err := attempt.First(ctx, dialStagger, addrs, func(ctx context.Context, addr string) (net.Conn, error) {
+	c, err := attempt.First(ctx, dialStagger, m.addresses(id), func(ctx context.Context, addr string) (net.Conn, error) {
 		c, _, err := m.open(ctx, addr, proto, id)
 		return c, err
 	}, func(c net.Conn) { _ = c.Close() })

@@ -93,7 +93,13 @@ type Mesh struct {
 	conns map[string]*peerConn // by server id
 	seeds map[string]string    // seed address -> the server found there
 	said  map[string]string    // last trouble with a target, logged once
+	// mentioned are addresses of a server that another one told last, by both
+	// ids, where they are not those in the book.
+	mentioned map[mention][]string
 }
+
+// mention is what the server by says of the server about.
+type mention struct{ about, by string }
 
 // New prepares a Mesh.
 func New(cfg Config) (*Mesh, error) {
@@ -112,7 +118,7 @@ func New(cfg Config) (*Mesh, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Mesh{cfg: cfg, log: cfg.Log, moved: make(chan struct{}, 1), conns: map[string]*peerConn{}, seeds: map[string]string{}, said: map[string]string{}}
+	m := &Mesh{cfg: cfg, log: cfg.Log, moved: make(chan struct{}, 1), conns: map[string]*peerConn{}, seeds: map[string]string{}, said: map[string]string{}, mentioned: map[mention][]string{}}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.raft = newStream(m)
 	return m, nil
@@ -294,7 +300,8 @@ func (m *Mesh) fenced(by string, epoch uint64) {
 }
 
 // learn keeps what another server says of the servers' addresses: of itself
-// whatever it says, of others only what is not known at all.
+// whatever it says, of others what is not known at all. What it says of others
+// otherwise is tried when they are not found where they were.
 func (m *Mesh) learn(id string, h *wire.Hello) {
 	if old := m.cfg.Book.Resolve(id); len(h.Addresses) > 0 && len(old) > 0 && !slices.Equal(old, clean(h.Addresses)) {
 		defer m.forget(id) // what goes to the old address may wait for a long time
@@ -307,14 +314,43 @@ func (m *Mesh) learn(id string, h *wire.Hello) {
 	if len(h.Addresses) > 0 {
 		set(id, h.Addresses)
 	}
+	m.mu.Lock()
+	maps.DeleteFunc(m.mentioned, func(k mention, _ []string) bool { return k.by == id })
+	m.mu.Unlock()
 	for other, addrs := range h.Peers {
-		if other == m.cfg.ID || other == id || m.removed(other) || len(other) > 64 {
+		if other == m.cfg.ID || other == id || m.removed(other) || len(other) > 64 || len(addrs) == 0 {
 			continue
 		}
-		if len(m.cfg.Book.Resolve(other)) == 0 && len(addrs) > 0 && len(m.cfg.Book.All()) < maxBook {
+		switch known := m.cfg.Book.Resolve(other); {
+		case len(known) == 0 && len(m.cfg.Book.All()) < maxBook:
 			set(other, addrs)
+		case len(known) > 0 && !slices.Equal(known, clean(addrs)):
+			m.mu.Lock()
+			m.mentioned[mention{other, id}] = clean(addrs)
+			m.mu.Unlock()
 		}
 	}
+}
+
+// addresses are where a server may be, best first: where it was, then what
+// the other servers say, then what is said elsewhere. Only the server itself
+// can prove that it is there, so a wrong one costs a try.
+func (m *Mesh) addresses(id string) []string {
+	list := slices.Clone(m.cfg.Book.Resolve(id))
+	m.mu.Lock()
+	for _, by := range slices.Sorted(maps.Keys(m.cfg.Book.All())) {
+		list = append(list, m.mentioned[mention{id, by}]...)
+	}
+	m.mu.Unlock()
+	if m.cfg.Hints != nil {
+		list = append(list, clean(m.cfg.Hints(id))...)
+	}
+	seen := map[string]bool{}
+	return slices.DeleteFunc(list, func(a string) bool {
+		was := seen[a]
+		seen[a] = true
+		return was
+	})
 }
 
 const (

@@ -79,12 +79,14 @@ func TestSeedsEnd(t *testing.T) {
 		w.say("its last word")
 		w.within(time.Minute, func(what string) { said = append(said, what) })()
 		sleep(2 * time.Minute)
+		synctest.Wait()
 		if len(said) > 0 {
 			t.Errorf("a world that ended in time: %q", said)
 		}
 		stop := w.within(time.Minute, func(what string) { said = append(said, what) })
 		defer stop()
 		sleep(2 * time.Minute)
+		synctest.Wait()
 		if len(said) != 1 || !strings.Contains(said[0], "did not end within 1m0s") || !strings.Contains(said[0], "its last word") {
 			t.Errorf("a world that never ends: %q", said)
 		}
