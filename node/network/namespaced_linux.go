@@ -232,6 +232,9 @@ func (n *Namespaced) ensureRoutes(inside *netlink.Handle) error {
 		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: host.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK, Src: gw.AsSlice()}); err != nil {
 			return fmt.Errorf("route %s to %s: %w", r.prefix, n.hostLink(), err)
 		}
+		if err := keepRoutes(inside, pod, r.prefix.Addr()); err != nil {
+			return err
+		}
 		gwNet := &net.IPNet{IP: gw.AsSlice(), Mask: net.CIDRMask(bits, bits)}
 		if err := inside.RouteReplace(&netlink.Route{LinkIndex: pod.Attrs().Index, Dst: gwNet, Scope: netlink.SCOPE_LINK}); err != nil {
 			return fmt.Errorf("route to the host in the namespace: %w", err)
@@ -240,6 +243,23 @@ func (n *Namespaced) ensureRoutes(inside *netlink.Handle) error {
 		if err := inside.RouteReplace(&netlink.Route{LinkIndex: pod.Attrs().Index, Dst: any4or6, Gw: gw.AsSlice()}); err != nil {
 			return fmt.Errorf("default route in the namespace: %w", err)
 		}
+	}
+	return nil
+}
+
+// keepRoutes gives a link an address that stays. With a link's last IPv4
+// address the kernel takes its routes away too: once the last Wasm pod had
+// gone, nothing that answers in the namespace (Services, DNS) would find its
+// way back to the node's containers. The network's own address is no pod's,
+// and of host scope it is never chosen as a source.
+func keepRoutes(h *netlink.Handle, l netlink.Link, network netip.Addr) error {
+	if !network.Is4() {
+		return nil
+	}
+	a := hostAddr(network)
+	a.Scope = int(netlink.SCOPE_HOST)
+	if err := h.AddrReplace(l, a); err != nil {
+		return fmt.Errorf("add %s to %s: %w", network, l.Attrs().Name, err)
 	}
 	return nil
 }
@@ -299,9 +319,7 @@ func (n *Namespaced) Setup(_ context.Context, podUID string, hostNetwork bool, p
 				return fmt.Errorf("add %s: %w", ip, err)
 			}
 		}
-		// With a link's last address the kernel takes its routes away too, so
-		// the first pod after none needs them again.
-		return n.ensureRoutes(h)
+		return nil
 	})
 	if err != nil {
 		return Allocation{}, fmt.Errorf("set up pod address: %w", err)

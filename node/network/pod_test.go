@@ -148,6 +148,20 @@ func TestPodNamespaces(t *testing.T) {
 			}
 		}
 	}
+	// Services answer containers, whether or not a Wasm pod is there.
+	if err := n.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.242.11.0/24"), netip.MustParsePrefix("fd42:11::/112")}); err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"with a Wasm pod", "after the last Wasm pod"} {
+		for i, to := range []string{"10.242.11.7", "fd42:11::7"} {
+			if got, want := ask(t, two.Namespace, net.JoinHostPort(to, "80")), "wasm to "; !strings.HasPrefix(got, want) || !strings.Contains(got, two.IPs[i].String()) {
+				t.Errorf("%s: %s: %q", when, to, got)
+			}
+		}
+		if err := n.Teardown(ctx, "wasm"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	// A second agent takes all of it over and gives no address twice.
 	next, err := NewNamespaced(name, n.NodeIPs())
 	if err != nil {
