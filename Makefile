@@ -38,7 +38,7 @@ test: ## run the tests (installs what they need when it can)
 	@test/setup.sh
 	@if command -v gcc >/dev/null || command -v clang >/dev/null; then race=-race; \
 	else race=; echo "No C compiler here: the race detector is left out"; fi; \
-	set -x; go test $$race -shuffle=on -timeout 20m ./...
+	set -x; go test $$race -shuffle=on -timeout 20m ./test/sim ./test/nodelink ./... # the longest first
 
 e2e: build bin/dunlin-testclock examples ## end-to-end tests on real processes (SHORT=1: fewer rounds)
 	@test/setup.sh
