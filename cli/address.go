@@ -38,10 +38,26 @@ func watchAddress(ctx context.Context, now netip.Addr, find func() (netip.Addr, 
 }
 
 // ownAddress is the local address that routes to a server ("host:port"; "" is
-// anywhere), if there is one.
-func ownAddress(server string) (netip.Addr, bool) {
+// anywhere), if there is one. netns is the name that this node's own links
+// begin with.
+func ownAddress(server, netns string) (netip.Addr, bool) {
 	a, err := routeTo(server)
-	return a, err == nil && !a.IsLoopback() && a.IsValid()
+	if err != nil || a.IsLoopback() || !a.IsValid() {
+		return a, false
+	}
+	return forOthers(a, netns), true
+}
+
+// forOthers is the address to tell for one that routes to a server: a
+// link-local one is good on one link only, and with a zone that each machine
+// names by itself, so another of the machine's is taken where it has one.
+func forOthers(a netip.Addr, netns string) netip.Addr {
+	if a.IsLinkLocalUnicast() {
+		if other := unrouted(netns); !other.IsLoopback() {
+			return other
+		}
+	}
+	return a.WithZone("")
 }
 
 // nic is a network interface with an address that others may reach.
@@ -110,7 +126,7 @@ func (o serverOptions) follow(ctx context.Context, port int, moved func(advertis
 	if err != nil {
 		return
 	}
-	watchAddress(ctx, now, func() (netip.Addr, bool) { return ownAddress("") }, func(a netip.Addr) {
+	watchAddress(ctx, now, func() (netip.Addr, bool) { return ownAddress("", o.netns) }, func(a netip.Addr) {
 		log.Info("the address of this machine changed", "to", a)
 		gossip(a)
 		advertise := slices.Clone(o.advertise)

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/controlplane"
+	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/gossip"
 )
 
@@ -137,6 +140,9 @@ func (a *app) printNetCheck(list controlplane.NetCheckReply) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	for _, r := range list.Rotations {
+		a.notef("%s\n", rotationLine(r, time.Now()))
+	}
 	if len(blocked) == 0 {
 		return nil
 	}
@@ -146,6 +152,23 @@ func (a *app) printNetCheck(list controlplane.NetCheckReply) error {
 	return errBlocked
 }
 
+// rotationLine says where new gossip keys stand, and who holds them up.
+func rotationLine(r nodeapi.Rotation, now time.Time) string {
+	what := "members learn the new ones"
+	if r.Step > 1 {
+		what = "members use the new ones, and understand those before"
+	}
+	since := ""
+	if d := now.Sub(r.Since); !r.Since.IsZero() && d >= 0 {
+		since = " for " + d.Round(time.Second).String()
+	}
+	line := fmt.Sprintf("gossip keys of site %s: step %d of 3%s: %s", r.Site, r.Step, since, what)
+	if len(r.Missing) > 0 {
+		line += "; not yet: " + strings.Join(r.Missing, ", ")
+	}
+	return line
+}
+
 func (a *app) netRotateCmd() *cobra.Command {
 	var req controlplane.RotateKeysRequest
 	c := &cobra.Command{
@@ -153,8 +176,9 @@ func (a *app) netRotateCmd() *cobra.Command {
 		Short: "Give the members of a site new gossip keys",
 		Long: `Give the members of a site new gossip keys.
 
-Members change over one by one; the keys before are understood for an hour. A
-node that was revoked ('dunlin node revoke') does not get the new ones, and
+Members change over one by one, in three steps, each of which waits a while for
+the nodes that are connected; 'dunlin net check' says where that stands and for
+whom it waits. The keys before are understood for an hour. A node that was revoked ('dunlin node revoke') does not get the new ones, and
 revoking replaces the keys at once by itself.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -171,7 +195,7 @@ revoking replaces the keys at once by itself.`,
 			if err := cl.JSON(cmd.Context(), r, &reply); err != nil {
 				return err
 			}
-			a.notef("site %s has new gossip keys\n", reply.Site)
+			a.notef("site %s gets new gossip keys; 'dunlin net check' says who has them\n", reply.Site)
 			return nil
 		},
 	}

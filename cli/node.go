@@ -172,31 +172,41 @@ func (o *nodeOptions) complete(log *slog.Logger, server string) error {
 		if ip.IsLoopback() && server == "" {
 			ip = unrouted(o.netns)
 		}
-		o.address = ip.String()
+		o.address = forOthers(ip, o.netns).String()
 	}
-	if _, err := netip.ParseAddr(o.address); err != nil {
+	ip, err := netip.ParseAddr(o.address)
+	if err != nil {
 		return usagef("--node-address=%s: not an IP address", o.address)
 	}
+	o.address = ip.WithZone("").String() // a zone is this machine's own word
 	return nil
 }
 
-// routeTo is the local address that routes to the server ("host:port"); no
-// packet is sent.
+// elsewhere are addresses that nobody has: documentation's (RFC 5737, RFC
+// 3849). A route to them is one to the world.
+var elsewhere = []string{"192.0.2.1:9", "[2001:db8::1]:9"}
+
+// routeTo is the local address that routes to the server ("host:port"; "" is
+// elsewhere, by IPv4 rather than by IPv6); no packet is sent.
 func routeTo(server string) (netip.Addr, error) {
+	to := []string{server}
 	if server == "" {
-		server = "192.0.2.1:9" // TEST-NET-1 (RFC 5737): stands for "elsewhere"
+		to = elsewhere
 	}
-	c, err := net.Dial("udp", server)
-	if err != nil {
-		// No route at all: an offline machine still runs its pods.
-		return netip.MustParseAddr("127.0.0.1"), nil
+	for _, s := range to {
+		c, err := net.Dial("udp", s)
+		if err != nil {
+			continue
+		}
+		a, err := netip.ParseAddrPort(c.LocalAddr().String())
+		_ = c.Close()
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("find own address: %w (give --node-address)", err)
+		}
+		return a.Addr().Unmap(), nil
 	}
-	defer func() { _ = c.Close() }()
-	a, err := netip.ParseAddrPort(c.LocalAddr().String())
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("find own address: %w (give --node-address)", err)
-	}
-	return a.Addr().Unmap(), nil
+	// No route at all: an offline machine still runs its pods.
+	return netip.MustParseAddr("127.0.0.1"), nil
 }
 
 // lateStreams lets the link be built before the agent that serves it.

@@ -275,6 +275,7 @@ func TestUsageSaysWhatIsRight(t *testing.T) {
 		"agent --netns a/b":                                  {exitUsage, []string{"--netns=a/b: a name"}},
 		"server --netns a/b":                                 {exitUsage, []string{"--netns=a/b: a name"}},
 		"agent --cgroup ../x":                                {exitUsage, []string{"--cgroup=../x: a name"}},
+		"server --advertise fe80::1%eth0":                    {exitUsage, []string{`the zone "eth0" is this machine`}},
 		"server --advertise 300.1.1.1 --listen 127.0.0.1:0":  {exitUsage, []string{"--advertise=300.1.1.1: an address or a name"}},
 		"server --advertise a_b:6443 --listen 127.0.0.1:0":   {exitUsage, []string{"--advertise=a_b:6443: an address or a name"}},
 		"completion tcsh":                                    {exitUsage, []string{"unknown command"}},

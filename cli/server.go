@@ -200,6 +200,9 @@ func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Lo
 			adv[i] = net.JoinHostPort(trimBrackets(h), fmt.Sprint(port))
 		}
 	}
+	if v.join != nil && onlyLoopback(adv) && !onlyLoopback(v.join.Servers) {
+		log.Warn("this server tells the others an address that other machines cannot reach; start it with --listen and --advertise", "address", adv)
+	}
 	hostname, _ := os.Hostname()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

@@ -81,6 +81,9 @@ func checkHost(h string) error {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
 		return usagef("--advertise=%s: %s stands for all addresses of a machine; one that nodes can reach is wanted", h, host)
 	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() != "" {
+		return usagef("--advertise=%s: the zone %q is this machine's name for its card, and nothing to others: give another address or a name. A node on the same link can still join by this one, with its own card's name: --join LINE, where behind the @ stands [%s%%CARD]:6443", h, ip.Zone(), ip.WithZone(""))
+	}
 	if !isHost(host) {
 		return usagef("--advertise=%s: an address or a name, with or without a port: 10.0.0.5, [fd00::5]:6443 or pi-1.lan", h)
 	}

@@ -64,7 +64,7 @@ func (s *Server) openConsensus(ctx context.Context, id identity) (err error) {
 	conf := consensus.Config{
 		Dir: filepath.Join(s.cfg.StateDir, "raft"), ClusterID: s.ca.ClusterID(), ExpectClusterID: s.ca.ClusterID(), ServerID: id.server,
 		Feature: feature.Level, Transport: trans, Disk: disk, Log: s.log.With("part", "consensus"),
-		Committed: func(d time.Duration) { s.commits.Observe(d.Seconds()) },
+		Committed: func(d time.Duration) { s.commits.Observe(d.Seconds()) }, Roomy: s.roomy,
 	}
 	if how != nil {
 		conf.Join, conf.Epoch = true, how.Epoch
@@ -169,4 +169,20 @@ func (s *Server) handOver() {
 	if err := s.raft.HandOver(); err != nil {
 		s.log.Info("leadership not handed over before stopping", "err", err)
 	}
+}
+
+// roomy lists the other voters that could lead: they follow this server, and
+// nothing is wrong with their disks.
+func (s *Server) roomy(ctx context.Context) (ids []string) {
+	members, _, err := s.raft.Members()
+	if err != nil {
+		return nil
+	}
+	states := s.ask(ctx, members, &wire.ServerStatusRequest{})
+	for _, m := range members {
+		if st, asked := states[m.ID]; m.Voter && asked && st.trouble(s.raft.ServerID(), 0) == "" {
+			ids = append(ids, m.ID)
+		}
+	}
+	return ids
 }

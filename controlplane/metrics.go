@@ -48,7 +48,7 @@ func newPlaneMetrics(s *Server) *planeMetrics {
 	}
 	return &planeMetrics{
 		s: s, raft: s.raft, nodes: s.nodes,
-		term:         d("raft_term", "Term that this server leads; 0 when it does not."),
+		term:         d("raft_term", "Term that this server leads, or the newest that it knows."),
 		leading:      d("raft_leading", "1 when this server leads."),
 		last:         d("raft_last_index", "Index of the last entry in the log."),
 		committed:    d("raft_commit_index", "Index of the last entry known to be committed."),

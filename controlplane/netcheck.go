@@ -12,6 +12,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/gossip"
 	"github.com/dunlin-project/dunlin/wire"
 )
@@ -27,6 +28,8 @@ const (
 type NetCheckReply struct {
 	Reports []gossip.NetReport `json:"reports"`
 	Names   map[string]string  `json:"names"`
+	// Rotations are the new gossip keys that are under way.
+	Rotations []nodeapi.Rotation `json:"rotations,omitempty"`
 }
 
 const (
@@ -60,7 +63,7 @@ func (s *Server) netCheck(ctx context.Context) NetCheckReply {
 	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	out := NetCheckReply{Names: map[string]string{}}
+	out := NetCheckReply{Names: map[string]string{}, Rotations: s.nodes.Rotations()}
 	add := func(r gossip.NetReport) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -152,7 +155,7 @@ func (s *Server) postRotateKeys(w http.ResponseWriter, r *http.Request) {
 		writeStatus(w, apierrors.NewInternalError(err))
 		return
 	}
-	s.log.Info("gossip keys replaced; the ones before are understood for an hour", "site", req.Site)
+	s.log.Info("new gossip keys: members learn them, then use them; the ones before are understood for an hour more", "site", req.Site)
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(req)
 }

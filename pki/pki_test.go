@@ -468,6 +468,8 @@ func TestWithPort(t *testing.T) {
 	for in, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1:6443", "10.0.0.1:7": "10.0.0.1:7", "host": "host:6443", "host:9": "host:9", "fd00::1": "[fd00::1]:6443",
 		"[fd00::1]": "[fd00::1]:6443", "[fd00::1]:5": "[fd00::1]:5", "https://h:1/x": "h:1", " h ": "h:6443", "": "", "a:b:c": "", ":1": "",
+		"fe80::1%eth0": "[fe80::1%eth0]:6443", "[fe80::1%eth0]": "[fe80::1%eth0]:6443", "[fe80::1%eth0]:7": "[fe80::1%eth0]:7", "https://[fe80::1%25eth0]:7": "[fe80::1%eth0]:7",
+		"::ffff:10.0.0.1": "10.0.0.1:6443", "[fd00::1": "", "fd00::1]": "", "[]": "",
 	} {
 		if got, err := WithPort(in); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q %v", in, got, err)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
+	"net/netip"
 	"strings"
 )
 
@@ -87,16 +88,23 @@ func ParseJoinLine(s string) (JoinLine, error) {
 }
 
 // WithPort completes "host", "host:port", "[v6]:port", "v6" or an https URL
-// to host:port, with 6443 where no port is given.
+// to host:port, with 6443 where no port is given. A link-local address has the
+// zone of this machine by which it is reached: "fe80::1%eth0".
 func WithPort(a string) (string, error) {
 	a = strings.TrimSpace(a)
-	a = strings.TrimPrefix(a, "https://")
-	a, _, _ = strings.Cut(a, "/")
+	if url, ok := strings.CutPrefix(a, "https://"); ok {
+		a, _, _ = strings.Cut(url, "/")
+		a = strings.Replace(a, "%25", "%", 1) // a URL's form of a zone (RFC 6874)
+	}
 	if a == "" {
 		return "", errors.New("empty")
 	}
-	if ip := net.ParseIP(strings.Trim(a, "[]")); ip != nil {
-		return net.JoinHostPort(ip.String(), "6443"), nil
+	bare := a
+	if strings.HasPrefix(a, "[") && strings.HasSuffix(a, "]") {
+		bare = a[1 : len(a)-1]
+	}
+	if ip, err := netip.ParseAddr(bare); err == nil {
+		return net.JoinHostPort(ip.Unmap().String(), "6443"), nil
 	}
 	host, port, err := net.SplitHostPort(a)
 	if err != nil {
@@ -105,7 +113,7 @@ func WithPort(a string) (string, error) {
 		}
 		host, port = a, "6443"
 	}
-	if host == "" || port == "" {
+	if strings.Trim(host, "[]") == "" || port == "" {
 		return "", errors.New("not host:port")
 	}
 	return net.JoinHostPort(host, port), nil

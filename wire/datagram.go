@@ -31,7 +31,7 @@ type LeaseDatagram struct {
 	Boot       string // only its hash travels
 	Counter    uint64
 	Term       uint64 // acknowledgements
-	Generation uint64 // acknowledgements: newest assignment generation
+	Generation uint64 // of the assignment: the one held; in acknowledgements the newest
 }
 
 // LeaseDatagramSize is the length of every LeaseDatagram.

@@ -23,6 +23,13 @@ func (f *faults) clearWrite() {
 	f.write = nil
 }
 
+// failed is the last write's, nil if it worked.
+func (f *faults) failed() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.write
+}
+
 func (f *faults) get() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -96,6 +96,6 @@ func (n *Node) Stats() Stats {
 	return Stats{
 		Term: term, Leading: leading, LastIndex: n.raft.LastIndex(), CommitIndex: n.raft.CommitIndex(),
 		AppliedIndex: n.raft.AppliedIndex(), SnapshotIndex: snap, LogBytes: n.logs.bytes(), StateBytes: n.machine.Bytes(),
-		Proposals: n.proposals.Load(), Entries: n.entries.Load(), Queue: len(n.queue), Disk: n.disk.Stats(), Fault: n.faults.get(),
+		Proposals: n.proposals.Load(), Entries: n.entries.Load(), Queue: len(n.queue), Disk: n.disk.Stats(), Fault: n.Fault(),
 	}
 }

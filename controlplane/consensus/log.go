@@ -48,6 +48,7 @@ type logStore struct {
 	first, last atomic.Uint64 // durable range
 	appended    atomic.Uint64 // bytes of entries, since the newest snapshot at open
 	fault       func(error)
+	well        func() // an append worked; nil is nobody's news
 }
 
 var (
@@ -297,6 +298,9 @@ func (l *logStore) StoreLogs(entries []*raft.Log) error {
 		l.mu.Unlock()
 		l.fault(err)
 		return fmt.Errorf("append to log: %w", err)
+	}
+	if l.well != nil {
+		l.well()
 	}
 	if l.first.Load() == 0 {
 		l.first.Store(entries[0].Index)

@@ -60,6 +60,10 @@ type Config struct {
 	// Committed, if set, is told how long each Raft entry took from its
 	// proposal until it was applied here. It must not block.
 	Committed func(time.Duration)
+	// Roomy, if set, asks the other voters and returns the ids of those that say
+	// that their disks have room, within seconds. A leader whose own is full
+	// hands leadership to one of them.
+	Roomy func(ctx context.Context) []string
 }
 
 // Node is one server's share of the replicated state. It implements
@@ -95,6 +99,7 @@ type Node struct {
 	leads    signal // another leader, or none
 	faults   faults
 	spare    *spare.File // for deletions on a full disk; nil: none
+	relief   relief
 	haltOnce sync.Once
 	halted   chan struct{}
 	haltErr  error
@@ -229,6 +234,7 @@ func (n *Node) openStores() error {
 	n.logs = &logStore{
 		disk: n.disk, dir: filepath.Join(n.cfg.Dir, "log"), segment: n.cfg.SegmentBytes,
 		logger: newRaftLogger(n.log, "log"), kept: n.snaps.kept, fault: n.faults.set,
+		well: n.faults.clearWrite, // a server that follows learns only here that its disk is well again
 	}
 	report, err := n.logs.open()
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -102,6 +101,9 @@ func (n *Node) notLeading() error {
 		return ErrClosed
 	}
 	if err := n.faults.get(); err != nil {
+		if !n.alone() { // another one may lead by now, whatever this disk is like
+			return fmt.Errorf("%w: %v", state.ErrNotLeader, err) //nolint:errorlint // it is no full disk's answer
+		}
 		return fmt.Errorf("%w: %w", state.ErrDiskFull, err)
 	}
 	return state.ErrNotLeader
@@ -213,54 +215,4 @@ func (n *Node) commitError(err error) error {
 		return fmt.Errorf("%w: %w", state.ErrNoQuorum, err)
 	}
 	return fmt.Errorf("commit: %w", err)
-}
-
-// refuseIfFull answers proposals for which the disk has no room, before Raft
-// sees them: what it saw could still be committed later. The reserve keeps
-// the log able to shrink: a snapshot fits, and deletions are still taken.
-func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
-	free, err := n.disk.free(n.cfg.Dir)
-	if err != nil {
-		return batch // the write will say
-	}
-	reserve := n.cfg.ReserveBytes
-	if reserve == 0 {
-		reserve = 2*int64(n.cfg.SegmentBytes) + 2*n.machine.Bytes()
-	}
-	if free >= reserve {
-		if n.faults.clearFull() {
-			n.log.Info("the state folder has room again", "free", free)
-		}
-		n.spare.Renew()
-		return batch
-	}
-	full := fmt.Errorf("%w: %s has %d KiB left, needs %d", state.ErrDiskFull, n.cfg.Dir, free>>10, reserve>>10)
-	if n.faults.markFull(full) {
-		n.log.Error("the state folder is nearly full: reads and deletions go on, other writes are refused", "free", free, "reserve", reserve)
-	}
-	deleting := slices.ContainsFunc(batch, func(p *proposal) bool { return p.deletes })
-	room := deleting && n.roomForDeletions(free)
-	taken := batch[:0]
-	for _, p := range batch {
-		if p.deletes && room {
-			taken = append(taken, p)
-			continue
-		}
-		p.done <- outcome{err: full}
-	}
-	return taken
-}
-
-// roomForDeletions says whether one more segment of the log fits, now or in
-// the space that was kept aside.
-func (n *Node) roomForDeletions(free int64) bool {
-	segment := int64(n.cfg.SegmentBytes)
-	if free >= segment || n.disk.fits(n.cfg.Dir, segment) {
-		return true
-	}
-	if !n.spare.Release() {
-		return false
-	}
-	n.log.Warn("the state folder is full: the space that was kept for deletions is used now")
-	return n.disk.fits(n.cfg.Dir, segment)
 }

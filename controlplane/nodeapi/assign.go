@@ -111,15 +111,20 @@ func (a *assigner) generation(node string) uint64 {
 // ensureKeyring makes the gossip keys of a node's site before its assignment
 // is built; no lock is held while that is written.
 func (a *assigner) ensureKeyring(ctx context.Context, node string) {
-	zone := DefaultZone
-	if rec, ok := a.s.cfg.Store.Reader(nodeGK).Snapshot().Get(state.Key{Kind: "Node", Name: node}); ok {
-		if z := rec.Header.Labels[corev1.LabelTopologyZone]; z != "" {
-			zone = z
-		}
-	}
+	zone := zoneOf(a.s, node)
 	if _, err := a.s.Keyring(ctx, zone); err != nil {
 		a.s.warn("zone", zone, "gossip keys not made", err) // the node works without
 	}
+}
+
+// zoneOf is the site of a node.
+func zoneOf(s *Server, node string) string {
+	if rec, ok := s.cfg.Store.Reader(nodeGK).Snapshot().Get(state.Key{Kind: "Node", Name: node}); ok {
+		if z := rec.Header.Labels[corev1.LabelTopologyZone]; z != "" {
+			return z
+		}
+	}
+	return DefaultZone
 }
 
 // pull answers a node's PullRequest.
@@ -129,9 +134,11 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 		return nil, &wire.Fault{Code: wire.FaultNotLeader, Message: "the session is over"}
 	}
 	a.ensureKeyring(ctx, sess.node)
+	sess.holds(r.Generation)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.adopt(r.Have, a.s.cfg.Clock.Now())
+	before := a.s.site(zoneOf(a.s, sess.node)).Keyring // no newer than what is built
 	if err := a.build(n); err != nil {
 		return nil, err
 	}
@@ -140,11 +147,15 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 	sess.mu.Unlock()
 	out := &wire.Assignment{Epoch: a.s.cfg.Epoch(), Generation: n.gen, UnixMilli: a.s.timeHint()}
 	if r.Generation == n.gen {
+		sess.sent(n.gen, before)
+		sess.holds(n.gen)
 		out.Unchanged = true
 		return out, ctx.Err()
 	}
+	keys := a.s.site(n.site).Keyring
+	sess.sent(n.gen, keys)
 	out.PodCIDRs, out.Servers, out.Site = n.cidrs, a.s.cfg.Servers(), n.site
-	out.Keyring, out.Seeds = a.s.site(n.site).Keyring, a.s.seeds(n.site, sess.node)
+	out.Keyring, out.Seeds = keys, a.s.seeds(n.site, sess.node)
 	for i := range n.order {
 		e := &n.order[i]
 		if e.skip {

@@ -3,8 +3,11 @@ package nodeapi
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,11 +22,17 @@ import (
 // New gossip keys come in three steps, each of which the members of the site
 // take one after the other without losing each other: all understand the new
 // key, then all use it, then nobody understands the one before any more. Where
-// a rotation stands is in the Secret, so a new leader goes on with it.
+// a rotation stands is in the Secret, so a new leader goes on with it. A step
+// waits for the nodes that are connected to hold the one before, but not for
+// ever: one that is stuck must not keep a key alive that a thief holds.
 const (
-	// ringStep is how long members have to take a step: the nudge, the pull and
-	// the Keeper's look take seconds.
+	// ringStep is how long members have to take a step at least: the nudge, the
+	// pull and the Keeper's look take seconds.
 	ringStep = 10 * time.Second
+	// ringPatience is how long a connected node that lacks the step before holds
+	// up the next one; with somebody to keep out, ringBannedPatience.
+	ringPatience       = 10 * time.Minute
+	ringBannedPatience = time.Minute
 	// ringOverlap is how long the previous key is understood when nobody is to
 	// be kept out: nodes that are away come back to the pool meanwhile.
 	ringOverlap = time.Hour
@@ -63,19 +72,27 @@ func beginRing(data map[string][]byte, key []byte, banned bool, now time.Time) {
 	}
 }
 
-// stepRing takes the next step if it is due, and says when the one after it is;
-// 0 is never.
-func stepRing(data map[string][]byte, now time.Time) (wait time.Duration) {
+// stepRing takes the next step if it is due, and says when to look again; 0 is
+// never. late says that a node that is connected does not hold the keys of now.
+func stepRing(data map[string][]byte, late bool, now time.Time) (wait time.Duration) {
 	if len(data[ringNext]) == 0 && len(data[ringOld]) == 0 {
 		return 0
 	}
-	after := ringStep
-	if len(data[ringNext]) == 0 && len(data[ringBanned]) == 0 {
+	after, patience := ringStep, ringPatience
+	if len(data[ringBanned]) > 0 {
+		patience = ringBannedPatience
+	} else if len(data[ringNext]) == 0 {
 		after = ringOverlap
 	}
 	// A step of the future was written by another clock.
-	if at, err := time.Parse(time.RFC3339, string(data[ringRotated])); err == nil && !now.Before(at.Add(-ringStep)) && now.Before(at.Add(after)) {
-		return at.Add(after).Sub(now)
+	at, err := time.Parse(time.RFC3339, string(data[ringRotated]))
+	if err == nil && !now.Before(at.Add(-ringStep)) {
+		if now.Before(at.Add(after)) {
+			return at.Add(after).Sub(now)
+		}
+		if late && now.Before(at.Add(after+patience)) {
+			return ringAgain
+		}
 	}
 	data[ringRotated] = []byte(now.UTC().Format(time.RFC3339))
 	if len(data[ringNext]) == 0 {
@@ -89,6 +106,90 @@ func stepRing(data map[string][]byte, now time.Time) (wait time.Duration) {
 		return ringStep
 	}
 	return ringOverlap
+}
+
+// Rotation is where the new gossip keys of a site stand.
+type Rotation struct {
+	Site string `json:"site"`
+	// Step is 1 while members learn the new key, 2 while they use it and still
+	// understand the one before.
+	Step int `json:"step"`
+	// Since is when the step was taken.
+	Since time.Time `json:"since"`
+	// Missing are nodes that are connected and do not hold the step yet: the
+	// next one waits for them, but not for ever.
+	Missing []string `json:"missing,omitempty"`
+}
+
+// Rotations lists those under way. On the leader, to which the nodes are
+// connected.
+func (s *Server) Rotations() (out []Rotation) {
+	for _, sec := range s.ringSecrets() {
+		r := Rotation{Site: string(sec.Data[ringZone]), Step: 2}
+		switch {
+		case len(sec.Data[ringNext]) > 0:
+			r.Step = 1
+		case len(sec.Data[ringOld]) == 0:
+			continue
+		}
+		r.Since, _ = time.Parse(time.RFC3339, string(sec.Data[ringRotated]))
+		r.Missing = s.lackRing(r.Site)
+		out = append(out, r)
+	}
+	return out
+}
+
+// lackRing lists the nodes of a site that are connected, or were a moment ago
+// (to the leader before this one), and have not said that they hold its keys of
+// now.
+func (s *Server) lackRing(zone string) (names []string) {
+	ring := ringSum(s.site(zone).Keyring)
+	for name, l := range s.leases.Snapshot() {
+		sess := s.sessionOfNode(name)
+		if (sess == nil && l.Expired) || zoneOf(s, name) != zone {
+			continue
+		}
+		if sess == nil || sess.holding() != ring {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// ringID stands for gossip keys, in their order.
+type ringID [sha256.Size]byte
+
+func ringSum(keys [][]byte) ringID {
+	h := sha256.New()
+	for _, k := range keys {
+		h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(k)))) //nolint:gosec // a key's length
+		h.Write(k)
+	}
+	return ringID(h.Sum(nil))
+}
+
+// holds notes which generation a node says that it holds: with it, it holds the
+// gossip keys that it was sent along.
+func (sess *session) holds(generation uint64) {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	if generation != 0 && generation == sess.sentGen {
+		sess.ring = sess.sentRing
+	}
+}
+
+func (sess *session) holding() ringID {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	return sess.ring
+}
+
+// sent notes what goes to a node.
+func (sess *session) sent(generation uint64, keys [][]byte) {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	sess.sentGen, sess.sentRing = generation, ringSum(keys)
 }
 
 func (s *Server) changeRing(ctx context.Context, name string, change func(data map[string][]byte)) error {
@@ -106,9 +207,8 @@ func (s *Server) changeRing(ctx context.Context, name string, change func(data m
 	return nil
 }
 
-// stepRings takes all steps that are due, and says when the next one is; 0 is
-// never.
-func (s *Server) stepRings(ctx context.Context) (next time.Duration) {
+// ringSecrets are those of all sites.
+func (s *Server) ringSecrets() (out []*corev1.Secret) {
 	var names []string
 	s.cfg.Store.Reader(secretGK).Snapshot().Range(secretGK.String(), tokenNamespace, state.Key{}, func(r *state.Record) bool {
 		if strings.HasPrefix(r.Header.Key.Name, ringPrefix) {
@@ -118,16 +218,31 @@ func (s *Server) stepRings(ctx context.Context) (next time.Duration) {
 	})
 	for _, name := range names {
 		obj, err := s.cfg.Store.Get(secretGK, tokenNamespace, name)
-		sec, ok := obj.(*corev1.Secret)
-		if err != nil || !ok {
+		if sec, ok := obj.(*corev1.Secret); err == nil && ok && sec.Type == SecretTypeRing {
+			out = append(out, sec)
+		}
+	}
+	return out
+}
+
+// stepRings takes all steps that are due, and says when to look again; 0 is
+// never.
+func (s *Server) stepRings(ctx context.Context) (next time.Duration) {
+	for _, sec := range s.ringSecrets() {
+		if len(sec.Data[ringNext]) == 0 && len(sec.Data[ringOld]) == 0 {
 			continue
 		}
+		missing := s.lackRing(string(sec.Data[ringZone]))
+		late := len(missing) > 0
 		data := maps.Clone(sec.Data)
-		wait := stepRing(data, s.cfg.Clock.Now())
+		wait := stepRing(data, late, s.cfg.Clock.Now())
 		if string(data[ringRotated]) != string(sec.Data[ringRotated]) {
-			err := s.changeRing(ctx, name, func(data map[string][]byte) { wait = stepRing(data, s.cfg.Clock.Now()) })
+			if late {
+				s.log.Warn("gossip keys: the next step of their rotation is taken without nodes that do not hold the one before; they find back over TCP once they do", "site", string(sec.Data[ringZone]), "nodes", missing)
+			}
+			err := s.changeRing(ctx, sec.Name, func(data map[string][]byte) { wait = stepRing(data, late, s.cfg.Clock.Now()) })
 			if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-				s.warn("secret", name, "gossip keys: the next step of their rotation", err)
+				s.warn("secret", sec.Name, "gossip keys: the next step of their rotation", err)
 				wait = ringStep
 			}
 		}
@@ -143,6 +258,8 @@ func (s *Server) stepRings(ctx context.Context) (next time.Duration) {
 const (
 	ringLook = 5 * time.Second
 	ringMost = 10 * time.Minute
+	// ringAgain is how often it looks at a node that holds up a step.
+	ringAgain = 2 * time.Second
 )
 
 // rotations keeps rotations going, on the server that leads.

@@ -24,7 +24,7 @@ func TestKeysTakeThreeSteps(t *testing.T) {
 	for _, banned := range []bool{false, true} {
 		now := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
 		data := map[string][]byte{ringPrimary: []byte("a")}
-		if stepRing(data, now) != 0 {
+		if stepRing(data, false, now) != 0 {
 			t.Fatal("there is nothing to do")
 		}
 		beginRing(data, []byte("b"), banned, now)
@@ -40,7 +40,7 @@ func TestKeysTakeThreeSteps(t *testing.T) {
 				t.Fatalf("banned %v, step %d: members with %v and %v do not understand each other", banned, i, last, got)
 			}
 			last = got
-			wait := stepRing(data, now)
+			wait := stepRing(data, false, now)
 			if i == len(want)-1 {
 				if wait != 0 || len(data[ringBanned]) > 0 {
 					t.Fatalf("banned %v: it goes on: %v %v", banned, wait, data)
@@ -51,7 +51,7 @@ func TestKeysTakeThreeSteps(t *testing.T) {
 				t.Fatalf("banned %v, step %d: wait %s, keys already %v", banned, i, wait, early)
 			}
 			now = now.Add(wait)
-			stepRing(data, now)
+			stepRing(data, false, now)
 		}
 		if took := now.Sub(began); banned && took > 3*ringStep || !banned && took < ringOverlap {
 			t.Errorf("banned %v: took %s", banned, took)
@@ -68,13 +68,13 @@ func TestKeyOfABannedNodeIsNeverUsed(t *testing.T) {
 		data := map[string][]byte{ringPrimary: []byte("a")}
 		beginRing(data, []byte("b"), false, now)
 		for range after {
-			now = now.Add(stepRing(data, now))
-			stepRing(data, now)
+			now = now.Add(stepRing(data, false, now))
+			stepRing(data, false, now)
 		}
 		beginRing(data, []byte("c"), true, now)
 		for range 5 {
-			now = now.Add(stepRing(data, now))
-			stepRing(data, now)
+			now = now.Add(stepRing(data, false, now))
+			stepRing(data, false, now)
 		}
 		if got := ringOf(data); !slices.Equal(got, []string{"c"}) {
 			t.Errorf("revoked after %d steps: keys %v", after, got)
@@ -88,9 +88,31 @@ func TestKeysWithAWrongClock(t *testing.T) {
 	now := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
 	for _, at := range []string{now.AddDate(2, 0, 0).Format(time.RFC3339), "", "junk"} {
 		data := map[string][]byte{ringPrimary: []byte("a"), ringNext: []byte("b"), ringRotated: []byte(at)}
-		stepRing(data, now)
+		stepRing(data, false, now)
 		if !bytes.Equal(data[ringPrimary], []byte("b")) {
 			t.Errorf("dated %q: %q is still primary", at, data[ringPrimary])
+		}
+	}
+}
+
+// TestAStepWaitsForNodesThatLackIt: but not for ever, and not long where
+// somebody is to be kept out.
+func TestAStepWaitsForNodesThatLackIt(t *testing.T) {
+	for _, banned := range []bool{false, true} {
+		now := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
+		data := map[string][]byte{ringPrimary: []byte("a")}
+		beginRing(data, []byte("b"), banned, now)
+		began := now
+		for slices.Equal(ringOf(data), []string{"a", "b"}) {
+			wait := stepRing(data, true, now)
+			if wait <= 0 || now.Sub(began) > time.Hour {
+				t.Fatalf("banned %v: never used: wait %s after %s", banned, wait, now.Sub(began))
+			}
+			now = now.Add(wait)
+		}
+		limit := map[bool]time.Duration{false: ringPatience, true: ringBannedPatience}[banned]
+		if took := now.Sub(began); took < limit || took > limit+2*ringStep+ringOverlap {
+			t.Errorf("banned %v: a node that lacks the key held it up for %s, not %s", banned, took, limit)
 		}
 	}
 }

@@ -290,6 +290,9 @@ type session struct {
 	nudged   wire.Nudge // newest generations the node was told
 	nudging  bool       // a goroutine is sending them
 	gossip   string     // the gossip id of this server that the node was told
+	sentGen  uint64     // the assignment that it was sent last ...
+	sentRing ringID     // ... and the gossip keys in it
+	ring     ringID     // those that it said it holds
 }
 
 const helloTimeout = 10 * time.Second
@@ -402,6 +405,7 @@ func (s *Server) Suspect(uid string) {
 
 func (s *Server) lease(sess *session, r *wire.LeaseRequest) *wire.LeaseReply {
 	s.lead()
+	sess.holds(r.Generation)
 	term, ok := s.leases.renew(sess.node, sess.boot, r.Counter)
 	reply := &wire.LeaseReply{Counter: r.Counter, Term: term, Generation: s.assign.generation(sess.node)}
 	if !ok {
@@ -430,6 +434,7 @@ func (s *Server) HandleDatagram(b []byte) (uid string, ack []byte, ok bool) {
 		return "", nil, false
 	}
 	s.lead()
+	sess.holds(d.Generation)
 	term, ok := s.leases.renew(sess.node, sess.boot, d.Counter)
 	if !ok {
 		return "", nil, false // the node asks over TCP and hears why

@@ -17,6 +17,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // Two machines with one key, and so one identity, are a disk and its copy.
@@ -34,6 +35,10 @@ const (
 	// cloneWait is how long the machine that has the place has to prove that it
 	// lives: one interval and some.
 	cloneWait = LeaseInterval + time.Second
+	// cloneLate is how long a renewal may have been under way: the last one of an
+	// agent that restarts can arrive behind the new one's greeting, over a slow
+	// link or at a server that is busy.
+	cloneLate = 900 * time.Millisecond
 )
 
 // twin is the copy of a node, as it was seen last.
@@ -87,7 +92,7 @@ func (s *Server) admit(ctx context.Context, sess *session) (refused string, copi
 	t := time.NewTicker(100 * time.Millisecond)
 	defer t.Stop()
 	for {
-		if at, _ := s.leases.lastRenewal(old.node); at.After(since) && s.sessionOf(sess.uid) == old {
+		if at, _ := s.leases.lastRenewal(old.node); at.After(since.Add(cloneLate)) && s.sessionOf(sess.uid) == old && !over(old.conn) {
 			return s.clone(ctx, old, sess, boot), true
 		}
 		if time.Since(since) > cloneWait {
@@ -100,6 +105,15 @@ func (s *Server) admit(ctx context.Context, sess *session) (refused string, copi
 			return "the server is stopping", false
 		case <-t.C:
 		}
+	}
+}
+
+func over(c *wire.Conn) bool {
+	select {
+	case <-c.Done():
+		return true
+	default:
+		return false
 	}
 }
 

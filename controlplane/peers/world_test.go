@@ -35,7 +35,11 @@ type world struct {
 	// slow is how many nanoseconds a server's disk takes, by its id; only tests in
 	// a synctest bubble set it.
 	slow map[string]*atomic.Int64
+	// free is how many bytes a server's disk has left, of which it keeps reserve.
+	free map[string]*atomic.Int64
 }
+
+const reserve = 1 << 20
 
 func newWorld(t *testing.T) *world {
 	ca, err := pki.NewCA("cluster-1", clock.System)
@@ -128,7 +132,11 @@ func (w *world) start(id string, o options) *server {
 	must(w.t, err)
 	s.mesh.Handle(func(ctx context.Context, from string, t wire.Type, body []byte) (wire.Message, error) {
 		if t == wire.TypeServerStatusRequest {
-			return &wire.ServerStatusReply{Build: id, Leader: from}, nil
+			r := &wire.ServerStatusReply{Build: id, Leader: from}
+			if s.node != nil && s.node.Fault() != nil {
+				r.Fault = s.node.Fault().Error()
+			}
+			return r, nil
 		}
 		if s.node == nil {
 			return nil, &wire.Fault{Code: wire.FaultUnsupported}
@@ -141,10 +149,14 @@ func (w *world) start(id string, o options) *server {
 		if d := w.slow[id]; d != nil {
 			disk.Slow = func() { time.Sleep(time.Duration(d.Load())) }
 		}
-		s.node, err = consensus.Open(w.t.Context(), consensus.Config{
+		conf := consensus.Config{
 			Dir: o.dir, ClusterID: "cluster-1", ServerID: id, Join: o.join, Transport: s.mesh.RaftTransport(), Log: testLog(id),
 			SegmentBytes: 16 << 10, ReserveBytes: -1, Disk: disk,
-		})
+		}
+		if f := w.free[id]; f != nil {
+			disk.Free, conf.ReserveBytes, conf.Roomy = f.Load, reserve, s.roomy
+		}
+		s.node, err = consensus.Open(w.t.Context(), conf)
 		must(w.t, err)
 		s.writes = NewProposer(s.node, s.mesh)
 	}
@@ -179,6 +191,21 @@ func (w *world) start(id string, o options) *server {
 	}
 	w.t.Cleanup(s.stop)
 	return s
+}
+
+// roomy asks the others, as a server does.
+func (s *server) roomy(ctx context.Context) (ids []string) {
+	members, _, err := s.node.Members()
+	for _, m := range members {
+		r := new(wire.ServerStatusReply)
+		if m.Voter && m.ID != s.id && s.mesh.Call(ctx, m.ID, &wire.ServerStatusRequest{}, r) == nil && r.Fault == "" {
+			ids = append(ids, m.ID)
+		}
+	}
+	if err != nil {
+		return nil
+	}
+	return ids
 }
 
 // three makes a cluster of three voters, as it grows: one server first.

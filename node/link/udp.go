@@ -76,6 +76,9 @@ func (l *Link) leaseByUDP(ctx context.Context) bool {
 		return false
 	}
 	d := wire.LeaseDatagram{UID: l.c.Identity.Grant().NodeUID, Boot: l.c.BootID, Counter: l.counter.Add(1)}
+	if l.c.Generation != nil {
+		d.Generation = l.c.Generation()
+	}
 	b, err := d.Seal(key)
 	if err != nil {
 		return false

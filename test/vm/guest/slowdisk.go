@@ -183,12 +183,14 @@ func (t *trio) leader() (i int, term float64, err error) {
 			if err := errors.Join(err, body.Close()); err != nil {
 				return fmt.Errorf("figures of s%d: %w", k+1, err)
 			}
-			_, rest, _ := strings.Cut(string(text), "\ndunlin_raft_term ")
-			line, _, _ := strings.Cut(rest, "\n")
-			if term, err = strconv.ParseFloat(line, 64); err != nil {
-				return fmt.Errorf("no term among the figures of s%d", k+1)
+			leads, err := figure(string(text), "dunlin_raft_leading")
+			if err == nil {
+				term, err = figure(string(text), "dunlin_raft_term")
 			}
-			if term > 0 {
+			if err != nil {
+				return fmt.Errorf("figures of s%d: %w", k+1, err)
+			}
+			if leads == 1 {
 				i = k
 				return nil
 			}
@@ -196,6 +198,17 @@ func (t *trio) leader() (i int, term float64, err error) {
 		return errors.New("nobody")
 	})
 	return i, term, err
+}
+
+// figure is one of the figures of a server.
+func figure(text, name string) (float64, error) {
+	_, rest, _ := strings.Cut(text, "\n"+name+" ")
+	line, _, _ := strings.Cut(rest, "\n")
+	v, err := strconv.ParseFloat(line, 64)
+	if err != nil {
+		return 0, fmt.Errorf("no %s: %w", name, err)
+	}
+	return v, nil
 }
 
 // write makes one object through server i, and returns how long it took.
