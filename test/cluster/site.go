@@ -43,6 +43,7 @@ func NewSite(t testing.TB) *Site {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", s.bridge).Run() })
 	s.ip("addr", "add", s.Host()+"/24", "dev", s.bridge)
 	s.ip("link", "set", s.bridge, "up")
+	s.ip("addr", "add", "fd31::1/64", "dev", s.bridge, "nodad")
 	return s
 }
 
@@ -148,7 +149,8 @@ func (m *Machine) OnlyIPv6(last string) (linkLocal string) {
 // goes, and returns its address there.
 func (m *Machine) SecondNIC() string {
 	m.s.t.Helper()
-	m.s.ip("-n", m.ns, "link", "add", "eth1", "type", "dummy")
+	m.s.ip("-n", m.ns, "link", "add", "eth1", "type", "veth", "peer", "name", "far")
+	m.s.ip("-n", m.ns, "link", "set", "far", "up")
 	m.s.ip("-n", m.ns, "addr", "add", "172.31.9.2/24", "dev", "eth1")
 	m.s.ip("-n", m.ns, "link", "set", "eth1", "up")
 	m.s.ip("-n", m.ns, "route", "replace", "default", "via", "172.31.9.1", "dev", "eth1")
@@ -162,7 +164,9 @@ func (m *Machine) enter(args ...string) []string {
 		return args
 	}
 	if m.resolv != "" {
-		args = append([]string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, m.resolv}, args...)
+		// Only what is below / itself is its own: network namespaces, which ip made
+		// a shared mount, are everybody's.
+		args = append([]string{"unshare", "--mount", "--propagation", "unchanged", "sh", "-c", `mount --make-private / && mount --bind "$0" /etc/resolv.conf && exec "$@"`, m.resolv}, args...)
 	}
 	return append([]string{"nsenter", "--net=/run/netns/" + m.ns, "--"}, args...)
 }

@@ -132,7 +132,7 @@ boot() {
   esac
   case $scenario in
   wasm* | oci*) initrd=runtimes- memory=1024 patience=$((limit * 9)) ;;
-  slowdisk) patience=$((limit * 3)) ;; # it waits for its disks
+  slowdisk) patience=$((limit * 9)) ;; # its clock waits for the host
   esac
   case $arch in
   amd64) qemu=(qemu-system-x86_64 -M q35 -cpu max) ;;
