@@ -23,6 +23,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/internal/version"
+	"github.com/dunlin-project/dunlin/node/board"
 )
 
 type serverOptions struct {
@@ -210,7 +211,7 @@ func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Lo
 		StateDir: filepath.Join(o.state, "server"), Listener: l, Advertise: adv, Join: v.join, Peers: v.peers, Name: o.name, Fallback: o.address, Names: append(o.tlsNames, hostname, o.address),
 		AdminKubeconfig: filepath.Join(o.config, client.AdminFile), TokenFile: o.tokenFile,
 		ServiceCIDRs: v.services, PodCIDRs: v.pods, UnreachableSeconds: o.unreachable, Zone: o.labels["topology.kubernetes.io/zone"],
-		Pprof: o.pprof, Profiles: v.profiles, Version: version.Version, Clock: clock.System, Log: log, Metrics: reg,
+		Memory: board.Memory(), Pprof: o.pprof, Profiles: v.profiles, Version: version.Version, Clock: clock.System, Log: log, Metrics: reg,
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/consensus"
 	"github.com/dunlin-project/dunlin/controlplane/peers"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/internal/feature"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
@@ -61,8 +62,10 @@ func (s *Server) openConsensus(ctx context.Context, id identity) (err error) {
 	}
 	s.mesh.Handle(s.serveServer)
 	trans := s.mesh.RaftTransport()
+	ring, _ := rooms(s.cfg.Memory)
 	conf := consensus.Config{
-		Dir: filepath.Join(s.cfg.StateDir, "raft"), ClusterID: s.ca.ClusterID(), ExpectClusterID: s.ca.ClusterID(), ServerID: id.server,
+		Machine: state.Options{RingBytes: ring},
+		Dir:     filepath.Join(s.cfg.StateDir, "raft"), ClusterID: s.ca.ClusterID(), ExpectClusterID: s.ca.ClusterID(), ServerID: id.server,
 		Feature: feature.Level, Transport: trans, Disk: disk, Log: s.log.With("part", "consensus"),
 		Committed: func(d time.Duration) { s.commits.Observe(d.Seconds()) }, Roomy: s.roomy,
 	}

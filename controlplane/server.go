@@ -84,6 +84,8 @@ type Config struct {
 	UnreachableSeconds int64
 	Zone               string
 	Pprof              bool
+	// Memory is what the machine has, in bytes; 0 is plenty.
+	Memory uint64
 	// Profiles of the scheduler; none is the default one.
 	Profiles []*scheduler.Profile
 
@@ -192,8 +194,10 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s.soft = state.NewSoft(0, state.SoftOptions{})
+	_, objects := rooms(cfg.Memory)
 	s.store, err = registry.New(registry.Config{
-		Durable: s.raft.State(), Proposer: s.writes, Soft: s.soft, SoftProposer: registry.LocalSoft(s.soft, s.raft),
+		CacheBytes: objects,
+		Durable:    s.raft.State(), Proposer: s.writes, Soft: s.soft, SoftProposer: registry.LocalSoft(s.soft, s.raft),
 		Admission: plugins.Default(plugins.Config{UnreachableSeconds: &cfg.UnreachableSeconds}),
 		Clock:     cfg.Clock, Log: cfg.Log.With("part", "registry"), ServiceCIDRs: cfg.ServiceCIDRs,
 		Sealer: sealer,

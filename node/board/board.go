@@ -63,6 +63,11 @@ type Finding struct {
 // Build is when the software was made: a clock before it is wrong.
 var Build = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
+const meminfoFile = "proc/meminfo"
+
+// Memory is how much the machine has, in bytes; 0 where that cannot be read.
+func Memory() uint64 { return meminfo("/" + meminfoFile)["MemTotal"] }
+
 // Read gathers the facts below root ("/" but in tests).
 func Read(root, stateDir string) Facts {
 	f := Facts{UserArch: runtime.GOARCH, PageSize: os.Getpagesize(), Wall: time.Now(), StateDir: stateDir, Root: os.Geteuid() == 0}
@@ -71,7 +76,7 @@ func Read(root, stateDir string) Facts {
 		f.Kernel, f.Machine = cString(u.Release[:]), cString(u.Machine[:])
 	}
 	f.Hostname, _ = os.Hostname()
-	mem := meminfo(filepath.Join(root, "proc/meminfo"))
+	mem := meminfo(filepath.Join(root, meminfoFile))
 	f.MemoryBytes, f.SwapBytes = mem["MemTotal"], mem["SwapTotal"]
 	for _, p := range []string{"boot/firmware/cmdline.txt", "boot/cmdline.txt"} {
 		if _, err := os.Stat(filepath.Join(root, p)); err == nil {
