@@ -24,7 +24,6 @@ type sockets struct {
 	listeners map[int32]*listener
 	conns     map[int32]*conn
 	accepted  *conn // by the OpenFile of the accept under way
-	drained   bool
 	hidden    int32 // the descriptor of the dialFolder; -1 without one
 }
 
@@ -38,17 +37,29 @@ type listener struct {
 	set      *sockets
 	fds      []int
 	nonblock bool
-	next     int // round robin, so that no socket starves
+	next     int   // round robin, so that no socket starves
+	waiting  []int // accepted by drain for the guest; guarded by set
 }
 
-// drain refuses new connections: what was accepted goes on. Waiting accepts
-// and polls return.
+// waitingMost bounds what drain accepts for a guest that may never ask.
+const waitingMost = 1024
+
+// drain refuses new connections: what was accepted goes on, by the guest or
+// by the kernel, whose queue would otherwise be reset although the clients
+// were told that they are connected. Waiting accepts and polls return.
 func (s *sockets) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.drained = true
 	for _, l := range s.listeners {
 		for _, fd := range l.fds {
+			for len(l.waiting) < waitingMost {
+				c, err := acceptOn(fd)
+				if err == nil {
+					l.waiting = append(l.waiting, c)
+				} else if err != unix.EINTR && err != unix.ECONNABORTED {
+					break
+				}
+			}
 			// On a listening socket this leaves the listening state at once
 			// and wakes every waiter, without freeing the descriptor.
 			_ = unix.Shutdown(fd, unix.SHUT_RDWR)
@@ -76,10 +87,32 @@ func (s *sockets) closeListener(fd int32) {
 		return
 	}
 	delete(s.listeners, fd)
-	for _, h := range l.fds {
+	for _, h := range append(l.fds, l.waiting...) {
 		_ = unix.Close(h)
 	}
-	l.fds = nil
+	l.fds, l.waiting = nil, nil
+}
+
+// acceptOn never blocks.
+func acceptOn(fd int) (int, error) {
+	c, _, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	if err == nil {
+		// Requests are small and answered at once, as net.Conn does.
+		_ = unix.SetsockoptInt(c, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	}
+	return c, err
+}
+
+// take is one of those that drain accepted; -1 is none.
+func (l *listener) take() int {
+	l.set.mu.Lock()
+	defer l.set.mu.Unlock()
+	if len(l.waiting) == 0 {
+		return -1
+	}
+	fd := l.waiting[0]
+	l.waiting = l.waiting[1:]
+	return fd
 }
 
 // OpenFile implements sys.FS: "." is the folder that stands for the listener
@@ -111,25 +144,23 @@ func (l *listener) Lstat(path string) (wsys.Stat_t, sys.Errno) { return l.Stat(p
 func (l *listener) accept() (int, sys.Errno) {
 	for {
 		l.set.mu.Lock()
-		fds, drained := l.fds, l.set.drained
+		fds := l.fds
 		l.set.mu.Unlock()
 		if len(fds) == 0 {
 			return -1, sys.EBADF
 		}
 		for range fds {
 			l.next = (l.next + 1) % len(fds)
-			fd, _, err := unix.Accept4(fds[l.next], unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			fd, err := acceptOn(fds[l.next])
 			switch err {
 			case nil:
-				// Requests are small and answered at once, as net.Conn does.
-				_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 				return fd, 0
 			case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED:
-			case unix.EINVAL:
-				if drained {
-					return -1, sys.EINVAL
+			case unix.EINVAL: // drained
+				if fd := l.take(); fd >= 0 {
+					return fd, 0
 				}
-				return -1, errnoOf(err)
+				return -1, sys.EINVAL
 			default:
 				return -1, errnoOf(err)
 			}
