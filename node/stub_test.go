@@ -37,7 +37,9 @@ type stubRuntime struct {
 	usage     map[string]workload.Stats // by pod uid
 	onUsage   func() workload.Stats
 	onPull    func(ctx context.Context, image, policy string) error
-	compiles  bool // tells so
+	onRequest func(ctx context.Context, req workload.ImageRequest) error
+	tells     []string // what it says while it prepares
+	compiles  bool     // tells so
 	onPrepare func(image string) (workload.ImageState, error)
 	onStart   func(s workload.Spec, st *workload.State) error
 	// onStop says how long it takes to end; more than grace is killed.
@@ -56,6 +58,14 @@ func (r *stubRuntime) Name() string { return wasmHandler }
 func (r *stubRuntime) Prepare(ctx context.Context, req workload.ImageRequest, progress workload.Progress) (workload.ImageState, error) {
 	if r.compiles {
 		progress(workload.Compiling)
+	}
+	for _, m := range r.tells {
+		progress(m)
+	}
+	if r.onRequest != nil {
+		if err := r.onRequest(ctx, req); err != nil {
+			return workload.ImageState{}, err
+		}
 	}
 	if r.onPull != nil {
 		if err := r.onPull(ctx, req.Image, req.Policy); err != nil {

@@ -1,10 +1,12 @@
 package images
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -125,6 +127,72 @@ func TestFullDiskInEveryStepOfAPull(t *testing.T) {
 			}
 		})
 	}
+	if failed < len(steps)/2 {
+		t.Errorf("only %d of %d steps failed on a full disk", failed, len(steps))
+	}
+}
+
+// TestFullDiskInEveryStepOfAnImport: the same for an archive.
+func TestFullDiskInEveryStepOfAnImport(t *testing.T) {
+	d := newDisk(t)
+	const size = 2 << 20
+	layer := tarOf(t, dir("bin"), file("bin/one", noise(size, 9)))
+	archive := ociLayout(t, "r.example/app:1", makeImage(t, amd64(), plain, layer))
+	whole := func(img *Image) bool { return content(t, img, "bin/one") == noise(size, 9) }
+	open := func(name string, step func(string)) *Store {
+		s := openStore(t, filepath.Join(d.dir, name))
+		s.step = step
+		return s
+	}
+	steps := []string{}
+	if _, err := open("steps", func(n string) { steps = append(steps, n) }).Import(t.Context(), "", bytes.NewReader(archive), nil); err != nil || len(steps) < 10 {
+		t.Fatalf("%v, steps %v", err, steps)
+	}
+	if err := os.RemoveAll(filepath.Join(d.dir, "steps")); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for at := range len(steps) + 1 {
+		n := 0
+		var once sync.Once
+		full := false
+		fill := func() { once.Do(func() { full = true; d.fill(0) }) }
+		s := open("s"+strconv.Itoa(at), func(string) {
+			if n++; n == at {
+				fill()
+			}
+		})
+		if at == 0 {
+			fill()
+		}
+		_, err := s.Import(t.Context(), "", bytes.NewReader(archive), nil)
+		if err != nil {
+			failed++
+			if !contains(err, "not enough space", "no space left") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("step %d: %v", at, err)
+			}
+		}
+		if img, lerr := openStore(t, s.cfg.Dir).Lookup(t.Context(), "r.example/app:1", ""); lerr == nil && !whole(img) || (lerr != nil) != (err != nil) {
+			t.Errorf("step %d: imported: %v, looked up: %v", at, err, lerr)
+		}
+		if full {
+			d.empty()
+		}
+		s.step = func(string) {}
+		if _, err := s.Import(t.Context(), "", bytes.NewReader(archive), nil); err != nil {
+			t.Errorf("step %d, once there was room: %v", at, err)
+		}
+		if img, err := s.Lookup(t.Context(), "r.example/app:1", ""); err != nil || !whole(img) {
+			t.Errorf("step %d, once there was room: %v", at, err)
+		}
+		if left, err := os.ReadDir(s.path("tmp")); err != nil || len(left) > 0 {
+			t.Errorf("step %d: %v, %v", at, left, err)
+		}
+		if err := os.RemoveAll(s.cfg.Dir); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("%d of %d steps failed", failed, len(steps)+1)
 	if failed < len(steps)/2 {
 		t.Errorf("only %d of %d steps failed on a full disk", failed, len(steps))
 	}

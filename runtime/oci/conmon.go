@@ -133,7 +133,7 @@ func createError(text string) error {
 		e.Hint = "is the command right, and is it in the image?"
 	case strings.Contains(text, "exec format error"):
 		e.Hint = "the image is for another processor"
-	case strings.Contains(text, "memory") && (strings.Contains(text, "OOM") || strings.Contains(text, "oom")):
+	case strings.Contains(text, "memory") && (strings.Contains(text, "OOM") || strings.Contains(text, "oom") || strings.Contains(text, "set memory limit")):
 		e.Hint = "the memory limit is too small to start"
 	}
 	return e

@@ -2,18 +2,12 @@ package oci
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +51,8 @@ func TestWhatAContainerIs(t *testing.T) {
 		{name: "devices", script: "mknod /tmp/d b 254 0 && (dd if=/tmp/d count=1 of=/dev/null 2>&1 || echo refused); echo x > /dev/null; head -c 1 /dev/zero | wc -c", want: []string{"refused", "1\n"}},
 		{name: "privileged", script: "cat /proc/self/status; ls /dev; echo ok > /proc/self/oom_score_adj; test -w /proc/sys/kernel/panic && echo writable", change: func(s *workload.Spec) { s.Security.Privileged = true },
 			want: []string{"Seccomp:\t0", "kmsg", "writable"}},
+		{name: "sysctl", script: "cat /proc/sys/kernel/shm_rmid_forced; umask; ulimit -n", change: func(s *workload.Spec) { s.Security.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1"} },
+			want: []string{"1\n", "0022\n", "1024\n"}},
 		{name: "folder", script: "pwd", change: func(s *workload.Spec) { s.WorkingDir = "/made/here" }, want: []string{"/made/here"}},
 		{name: "pids", script: "i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done 2>&1; true", change: func(s *workload.Spec) { s.Resources.PidsLimit = 20 }, want: []string{"can't fork"}},
 	} {
@@ -177,17 +173,22 @@ func TestTerminationMessage(t *testing.T) {
 	}
 }
 
-// TestOutOfMemoryOfAChild: the container lives on, and its later end is
-// named by its own code.
+// TestOutOfMemoryOfAChild: on control groups v1 the container lives on, and its
+// later end is named by its own code; on v2 the kernel ends all of the group.
 func TestOutOfMemoryOfAChild(t *testing.T) {
 	b := newBench(t)
-	if f := b.cfg.Cgroups.Facts(); !f.Memory || f.Mode == "v2" {
-		t.Skip("SKIPPED: on control groups v2 the kernel ends all of the group")
+	f := b.cfg.Cgroups.Facts()
+	if !f.Memory {
+		t.Skip("SKIPPED: this machine has no memory controller")
+	}
+	code, reason := 4, "Error"
+	if f.Mode == "v2" {
+		code, reason = 137, "OOMKilled"
 	}
 	s := b.sh("child", "tail /dev/zero; echo child $?; exit 4")
 	s.Resources.MemoryLimit = 32 << 20
 	b.start(s)
-	if st := b.ended(s.ID); st.ExitCode != 4 || st.Reason != "Error" {
+	if st := b.ended(s.ID); st.ExitCode != code || st.Reason != reason {
 		t.Errorf("ended %+v: %s", st, b.out(s))
 	}
 }
@@ -303,205 +304,6 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-func TestTerminal(t *testing.T) {
-	b := newBench(t)
-	s := b.sh("tty", "sleep 1000")
-	b.start(s)
-	var out bytes.Buffer
-	size := make(chan workload.Size, 1)
-	size <- workload.Size{Width: 91, Height: 33}
-	close(size)
-	code, err := b.Exec(t.Context(), s.ID, []string{"sh", "-c", "tty; until stty size 2>/dev/null; do sleep 0.05; done; read x; echo got $x; exit 6"},
-		workload.Streams{TTY: true, Stdin: strings.NewReader("typed\n"), Stdout: &out, Resize: size})
-	if err != nil || code != 6 {
-		t.Errorf("code %d, %v", code, err)
-	}
-	for _, want := range []string{"/dev/pts/", "33 91", "got typed"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is missing in %q", want, out.String())
-		}
-	}
-}
-
-// slowWriter takes nothing until it may.
-type slowWriter struct {
-	may chan struct{}
-	n   atomic.Int64
-}
-
-func (w *slowWriter) Write(p []byte) (int, error) {
-	<-w.may
-	w.n.Add(int64(len(p)))
-	return len(p), nil
-}
-
-// TestExecForSlowReader: what a command printed arrives, however long after
-// its end it is read.
-func TestExecForSlowReader(t *testing.T) {
-	b := newBench(t)
-	s := b.sh("slow", "sleep 1000")
-	b.start(s)
-	w := &slowWriter{may: make(chan struct{})}
-	done := make(chan error, 1)
-	go func() {
-		// 60 kB wait in the pipe when it ends.
-		code, err := b.Exec(t.Context(), s.ID, []string{"sh", "-c", "head -c 60000 /dev/zero; exit 4"}, workload.Streams{Stdout: w})
-		if err == nil && code != 4 {
-			err = fmt.Errorf("code %d", code)
-		}
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		t.Fatalf("it did not wait for its reader: %v", err)
-	case <-time.After(2*outletIdle + time.Second):
-	}
-	close(w.may)
-	if err := <-done; err != nil || w.n.Load() != 60000 {
-		t.Errorf("%d bytes, %v", w.n.Load(), err)
-	}
-}
-
-// endingWriter ends a context once anything is written and over says so.
-type endingWriter struct {
-	bytes.Buffer
-	over   func() bool
-	cancel func()
-}
-
-func (w *endingWriter) Write(p []byte) (int, error) {
-	t := time.NewTicker(10 * time.Millisecond)
-	defer t.Stop()
-	for !w.over() {
-		<-t.C
-	}
-	w.cancel()
-	return w.Buffer.Write(p)
-}
-
-// TestExecLeavesSomethingBehind: when its time is over a command ends, and
-// what it started; also where it has ended before, and what it left behind
-// holds its output: runc waits for that.
-func TestExecLeavesSomethingBehind(t *testing.T) {
-	b := newBench(t)
-	s := b.sh("behind", "sleep 1000")
-	b.start(s)
-	exec := func(ctx context.Context, script string, out io.Writer) (int, error) {
-		return b.Exec(ctx, s.ID, []string{"sh", "-c", script}, workload.Streams{Stdout: out, Stderr: out})
-	}
-	pidfiles := filepath.Join(b.folder(s.ID), "exec-*", "pid")
-	gone := func() bool { // the command, of which runc tells
-		all, _ := filepath.Glob(pidfiles)
-		return len(all) == 1 && !slices.ContainsFunc(all, func(f string) bool {
-			pid, err := os.ReadFile(f)
-			return err != nil || exists("/proc/"+string(pid))
-		})
-	}
-	for script, over := range map[string]func() bool{
-		"sleep 4321 & echo begun; exit 0":               gone,
-		"sh -c 'echo begun; sleep 5432; true'; echo no": func() bool { return true },
-	} {
-		ctx, cancel := context.WithCancel(t.Context())
-		w := &endingWriter{over: over, cancel: cancel}
-		if code, err := exec(ctx, script, w); !errors.Is(err, context.Canceled) || w.String() != "begun\n" {
-			t.Errorf("%s: code %d, %q, %v", script, code, w.String(), err)
-		}
-	}
-	b.until("nothing is left of it", func() bool {
-		code, err := exec(t.Context(), "ps | grep -q '[s]leep 5432'", io.Discard)
-		return err == nil && code == 1
-	})
-}
-
-// TestExecOfKilledAgent: the next agent ends what an earlier one had started,
-// and nothing else.
-func TestExecOfKilledAgent(t *testing.T) {
-	b := newBench(t)
-	s := b.sh("orphan", "sleep 1000")
-	b.start(s)
-	var rec record
-	if err := readJSON(filepath.Join(b.folder(s.ID), recordFile), &rec); err != nil {
-		t.Fatal(err)
-	}
-	tmp, err := os.MkdirTemp(b.folder(s.ID), "exec-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfile := filepath.Join(tmp, "pid")
-	c := command(context.Background(), rec.Runtime, b.rootDir(), "exec", "--pid-file", pidfile, rec.Name, "sleep", "1000")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	b.until("the command runs", func() bool { b, err := os.ReadFile(pidfile); return err == nil && len(b) > 0 })
-	// One that is over, and whose number another process has.
-	other := exec.Command("sleep", "1000")
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	stale, err := os.MkdirTemp(b.folder(s.ID), "exec-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(stale, "pid"), []byte(strconv.Itoa(other.Process.Pid)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	next, err := New(b.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer next.Close()
-	if err := c.Wait(); err == nil {
-		t.Error("the command went on")
-	}
-	if exists(tmp) || exists(stale) {
-		t.Error("folders are left")
-	}
-	if err := other.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("an innocent process: %v", err)
-	}
-	_ = other.Process.Kill()
-	_ = other.Wait()
-}
-
-func TestAttach(t *testing.T) {
-	for _, tty := range []bool{false, true} {
-		b := newBench(t)
-		s := b.sh("attach", "while read x; do echo got $x; echo err $x >&2; [ $x = end ] && exit 8; done")
-		s.Stdin, s.TTY = true, tty
-		b.start(s)
-		in, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out, errs syncBuffer
-		done := make(chan error, 1)
-		go func() {
-			done <- b.Attach(t.Context(), s.ID, workload.Streams{Stdin: in, Stdout: &out, Stderr: &errs, TTY: tty})
-		}()
-		if _, err := w.WriteString("one\n"); err != nil {
-			t.Fatal(err)
-		}
-		b.until("an answer", func() bool { return strings.Contains(out.String(), "got one") })
-		if !tty {
-			b.until("an error", func() bool { return strings.Contains(errs.String(), "err one") })
-		}
-		if _, err := w.WriteString("end\n"); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; err != nil {
-			t.Errorf("attach: %v", err)
-		}
-		if st := b.ended(s.ID); st.ExitCode != 8 {
-			t.Errorf("ended %+v", st)
-		}
-		b.says(s, "got one") // it is in the log as well
-		_, _ = w.Close(), in.Close()
-		if err := b.Remove(context.Background(), s.ID); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // TestRotation: what conmon replaced is kept under the name that the log's
 // readers know.
 func TestRotation(t *testing.T) {
@@ -516,5 +318,92 @@ func TestRotation(t *testing.T) {
 	}
 	if !bytes.Contains(old, []byte("line 1\n")) || len(old) > 4<<10+200 {
 		t.Errorf("rotated file of %d bytes: %.60s", len(old), old)
+	}
+}
+
+// TestLimitsTooSmallToStart: whatever it is too small for, it is said of the
+// limit, and nothing is left.
+func TestLimitsTooSmallToStart(t *testing.T) {
+	b := newBench(t)
+	if !b.cfg.Cgroups.Facts().Memory {
+		t.Skip("SKIPPED: this machine has no memory controller")
+	}
+	refused := 0
+	for _, kib := range []int64{4, 64, 256, 512, 1024, 2048, 4096, 8192} {
+		s := b.sh(fmt.Sprint("tight", kib), "echo ran")
+		s.Resources.MemoryLimit = kib << 10
+		_, err := b.Start(t.Context(), s)
+		if err == nil {
+			if st := b.ended(s.ID); st.Reason != "OOMKilled" && st.ExitCode != 0 {
+				t.Errorf("%d KiB: %+v", kib, st)
+			}
+			continue
+		}
+		refused++
+		var se *workload.StartError
+		if !errors.As(err, &se) || se.Reason != "RunContainerError" || !strings.Contains(err.Error(), "the memory limit is too small to start") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%d KiB: %v", kib, err)
+		}
+		if _, ok, err := b.State(t.Context(), s.ID); ok || err != nil {
+			t.Errorf("%d KiB: left over: %v %v", kib, ok, err)
+		}
+	}
+	if refused == 0 {
+		t.Error("even the smallest was enough")
+	}
+}
+
+// TestPropagation: of mounts made in a volume later on, a container sees those
+// of the machine if it asks for them, the machine those of a container that may
+// give them away, and nobody else's.
+func TestPropagation(t *testing.T) {
+	b := newBench(t)
+	host := t.TempDir()
+	for _, m := range []struct {
+		fstype string
+		flags  uintptr
+	}{{"tmpfs", 0}, {"", unix.MS_SHARED}} {
+		if err := unix.Mount("tmpfs", host, m.fstype, m.flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		_ = unix.Unmount(filepath.Join(host, "own"), unix.MNT_DETACH)
+		_ = unix.Unmount(filepath.Join(host, "later"), unix.MNT_DETACH)
+		_ = unix.Unmount(host, unix.MNT_DETACH)
+	})
+	for _, d := range []string{"later", "own"} {
+		if err := os.Mkdir(filepath.Join(host, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const looks = "until test -e /vol/go; do sleep 0.05; done; test -e /vol/later/x && echo sees it"
+	modes := map[string]string{"": looks, "rslave": looks, "rshared": "mount -t tmpfs none /vol/own && touch /vol/own/y; echo made; " + looks}
+	specs := map[string]workload.Spec{}
+	for mode, script := range modes {
+		s := b.sh("p"+mode, script)
+		s.Mounts = []workload.Mount{{Source: host, Target: "/vol", Propagation: mode}}
+		s.Security.Privileged = mode == "rshared"
+		b.start(s)
+		specs[mode] = s
+	}
+	b.says(specs["rshared"], "made")
+	later := filepath.Join(host, "later")
+	if err := unix.Mount("tmpfs", later, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{filepath.Join(later, "x"), filepath.Join(host, "go")} {
+		if err := os.WriteFile(f, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for mode, s := range specs {
+		b.ended(s.ID)
+		if sees := strings.Contains(b.out(s), "sees it"); sees != (mode != "") {
+			t.Errorf("%q sees the machine's mount: %v", mode, sees)
+		}
+	}
+	if !exists(filepath.Join(host, "own", "y")) {
+		t.Error("the machine does not see the mount of a container that shares")
 	}
 }

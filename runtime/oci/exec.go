@@ -42,6 +42,13 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 	if s.TTY && !rec.TTY {
 		p.Env = append(p.Env, "TERM=xterm")
 	}
+	var size workload.Size
+	if s.TTY {
+		// runc passes our terminal's size on only once the command runs.
+		if size = firstSize(s.Resize); size != (workload.Size{}) {
+			p.ConsoleSize = &specs.Box{Height: uint(size.Height), Width: uint(size.Width)}
+		}
+	}
 	tmp, err := os.MkdirTemp(dir, "exec-")
 	if err != nil {
 		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
@@ -70,7 +77,7 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 	// For one that hangs before it has a child.
 	c.WaitDelay = 2 * time.Second
 	if s.TTY {
-		err = runTTY(ctx, c, s)
+		err = runTTY(ctx, c, s, size)
 	} else {
 		err = runPipes(ctx, c, s)
 	}
@@ -265,8 +272,23 @@ func same(a, b io.Writer) (yes bool) {
 	return a == b
 }
 
+// firstSize is the terminal's size as it comes at once where there is a
+// terminal at all; else nothing.
+func firstSize(sizes <-chan workload.Size) (z workload.Size) {
+	if sizes == nil {
+		return z
+	}
+	t := time.NewTimer(200 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case z = <-sizes:
+	case <-t.C:
+	}
+	return z
+}
+
 // runTTY gives the program a terminal of ours, whose size it passes on.
-func runTTY(ctx context.Context, c *exec.Cmd, s workload.Streams) error {
+func runTTY(ctx context.Context, c *exec.Cmd, s workload.Streams, first workload.Size) error {
 	master, slave, err := openTerminal()
 	if err != nil {
 		return err
@@ -280,17 +302,8 @@ func runTTY(ctx context.Context, c *exec.Cmd, s workload.Streams) error {
 			})
 		}
 	}
-	// The first size comes at once where there is a terminal at all.
-	if s.Resize != nil {
-		t := time.NewTimer(200 * time.Millisecond)
-		select {
-		case z, ok := <-s.Resize:
-			if ok {
-				resize(z)
-			}
-		case <-t.C:
-		}
-		t.Stop()
+	if first != (workload.Size{}) {
+		resize(first)
 	}
 	err = c.Start()
 	_ = slave.Close()
@@ -336,9 +349,28 @@ func openTerminal() (master, slave *os.File, err error) {
 	if err == nil {
 		slave, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|syscall.O_NOCTTY, 0)
 	}
+	if err == nil {
+		if err = passKeys(slave); err != nil {
+			_ = slave.Close()
+		}
+	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return nil, nil, fmt.Errorf("terminal: %w", err)
 	}
 	return os.NewFile(uintptr(fd), "/dev/ptmx"), slave, nil
+}
+
+// passKeys lets what is typed through as it is (cfmakeraw(3), but for output).
+// runc does so too, but late: what came before would be echoed twice, and a ^C
+// or an end of input would be this terminal's and not the container's.
+func passKeys(tty *os.File) error {
+	t, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		return err
+	}
+	t.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	t.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	t.Cc[unix.VMIN], t.Cc[unix.VTIME] = 1, 0
+	return unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, t)
 }

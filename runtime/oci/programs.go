@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -86,13 +85,13 @@ func version(ctx context.Context, path string) string {
 	return strings.Replace(first, " version ", " ", 1)
 }
 
-// tryTimeout is generous: emulated machines need seconds.
-const tryTimeout = 30 * time.Second
+// tryTimeout is generous: emulated machines need seconds, busy ones more.
+const tryTimeout = startTimeout
 
 // try creates a container and deletes it. Nothing in it is ever run: it
 // waits for a start that does not come.
 func try(ctx context.Context, runtime, dir string, tree *cgroup.Tree) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, tryTimeout, fmt.Errorf("it made no container within %s: is this machine very busy?", tryTimeout))
 	defer cancel()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -146,9 +145,15 @@ func try(ctx context.Context, runtime, dir string, tree *cgroup.Tree) (err error
 		if text, rerr := os.ReadFile(stderr.Name()); rerr == nil && len(text) > 0 {
 			err = fmt.Errorf("%w: %s", err, lastLine(text))
 		}
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 	}
+	// Also when the time is over: what was made must go.
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
+	defer cancel()
 	_ = command(ctx, runtime, root, "delete", "--force", id).Run()
-	return errors.Join(err, tree.Prune(id))
+	return errors.Join(err, tree.End(ctx, id), tree.Prune(id))
 }
 
 // endTries removes what an agent that was killed meanwhile has left.

@@ -58,6 +58,7 @@ func TestTLSFaults(t *testing.T) {
 		{"known", good, goodCA, "", ""},
 		{"unknown", good, "", "an authority that this node does not know", "registries.yaml: configs, " + good + ", tls, ca_file"},
 		{"another's", good, otherCA, "an authority that this node does not know", "registries.yaml: configs, " + good + ", tls, ca_file"},
+		{"another name", strings.Replace(good, "127.0.0.1", "localhost", 1), goodCA, "its certificate is for another host", ""},
 		{"expired", late, lateCA, "is not valid", "it has expired, or this node's clock is wrong"},
 	} {
 		text := fmt.Sprintf("mirrors: {%[1]q: {endpoint: [\"https://%[1]s\"]}}\n", c.host)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -36,12 +37,13 @@ func containers(g *guest) error {
 func (g *guest) suite(name, programs, pattern string, mayskip ...string) error {
 	ctx, cancel := context.WithTimeout(g.ctx, suiteLimit)
 	defer cancel()
-	// Not in the background: what it prints shows how far it came.
 	cmd := exec.CommandContext(ctx, fmt.Sprintf("/tests/%s/%s.test", name, name), "-test.v", "-test.short", "-test.run", pattern, "-test.timeout", "38m")
 	cmd.Dir = "/tests/" + name
 	cmd.Env = append(os.Environ(), "PATH=/bin:"+programs)
 	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	// On the console at once: it shows how far it came, and where the time went.
+	both := io.MultiWriter(&out, &console{began: g.began})
+	cmd.Stdout, cmd.Stderr = both, both
 	err := cmd.Run()
 	for line := range strings.Lines(out.String()) {
 		if test, _, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "--- SKIP: "), " "); ok && strings.Contains(line, "--- SKIP: ") {
@@ -64,6 +66,25 @@ func (g *guest) suite(name, programs, pattern string, mayskip ...string) error {
 	}
 	g.ok("%d tests of runtime/%s %s", strings.Count(out.String(), "--- PASS"), name, strings.TrimPrefix(programs, "/"))
 	return nil
+}
+
+// console prints the lines in which tests begin and end, with the guest's time.
+type console struct {
+	began time.Time
+	rest  []byte
+}
+
+func (c *console) Write(p []byte) (int, error) {
+	c.rest = append(c.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(c.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		if c.rest = rest; bytes.Contains(line, []byte("=== RUN")) || bytes.Contains(line, []byte("--- ")) {
+			fmt.Printf("  %6.1f %s\n", time.Since(c.began).Seconds(), line)
+		}
+	}
 }
 
 func tail(s string, n int) string {
