@@ -42,6 +42,7 @@ test: ## run the tests (installs what they need when it can)
 
 e2e: build bin/dunlin-testclock examples ## end-to-end tests on real processes (SHORT=1: fewer rounds)
 	@test/setup.sh
+	@test/modules.sh
 	test/e2e/run.sh $(if $(SHORT),-test.short)
 
 e2e-long: build bin/dunlin-testclock examples ## the long forms: 100 times kill -9 with 20 pods, five idle minutes, every crash point; prints the figures
