@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/manifests"
@@ -60,11 +62,12 @@ exit code is then 1.`,
 
 // manifest is one object of a file.
 type manifest struct {
-	source          string // for messages: file and line
+	source, file    string // for messages: file and line; file
 	gvk             schema.GroupVersionKind
 	namespace, name string
 	json            []byte
 	object          runtime.Object
+	place           func(field string) (line int) // of a field, or of what should have it
 }
 
 func (m manifest) namespaceOr(def string) string {
@@ -81,18 +84,25 @@ func (a *app) readManifests(files []string) ([]manifest, error) {
 		return nil, usagef("give at least one file with -f (a folder and - for standard input work too); example: dunlin apply -f app.yaml")
 	}
 	var out []manifest
+	var bad []error
 	for _, f := range files {
 		names, err := expand(f)
 		if err != nil {
-			return nil, err
+			bad = append(bad, err)
 		}
 		for _, name := range names {
 			ms, err := a.readManifest(name)
 			if err != nil {
-				return nil, err
+				bad = append(bad, err)
 			}
 			out = append(out, ms...)
 		}
+	}
+	if len(bad) == 1 {
+		return nil, bad[0]
+	}
+	if len(bad) > 1 { // all of them, so that one look is enough
+		return nil, fmt.Errorf("%w\n(nothing was changed: %d files cannot be used)", errors.Join(bad...), len(bad))
 	}
 	if len(out) == 0 {
 		return nil, fmt.Errorf("no objects in %s", strings.Join(files, ", "))
@@ -154,7 +164,7 @@ func (a *app) readManifest(name string) ([]manifest, error) {
 		}
 		out = append(out, manifest{
 			source: fmt.Sprintf("%s:%d", name, d.Line), gvk: d.Kind.GVK,
-			namespace: acc.GetNamespace(), name: acc.GetName(), json: d.JSON, object: d.Object,
+			namespace: acc.GetNamespace(), name: acc.GetName(), json: d.JSON, object: d.Object, place: d.LineOf, file: name,
 		})
 	}
 	return out, nil
@@ -211,7 +221,7 @@ func (a *app) checkAll(ctx context.Context, c *client.Client, all []client.Resou
 			err = d.check(c.Namespace) // its namespace is still to be made, so it is new
 		}
 		if errors.Is(err, errInvalid) || client.IsInvalid(err) {
-			bad = append(bad, fmt.Errorf("%s: %w", d.source, err))
+			bad = append(bad, d.refused(err))
 		}
 	}
 	switch len(bad) {
@@ -244,7 +254,7 @@ func (m manifest) check(namespace string) error {
 	}
 	manifests.Default(obj)
 	if errs := manifests.Validate(obj); len(errs) > 0 {
-		return fmt.Errorf("%s %q %w: %w", m.gvk.Kind, m.name, errInvalid, errs.ToAggregate())
+		return &invalidError{errs, fmt.Errorf("%s %q %w: %w", m.gvk.Kind, m.name, errInvalid, errs.ToAggregate())}
 	}
 	return nil
 }
@@ -261,9 +271,62 @@ func send(ctx context.Context, c *client.Client, path string, body []byte, o app
 func (a *app) applyOne(ctx context.Context, c *client.Client, all []client.Resource, d manifest, o applyOptions) error {
 	err := a.applyTo(ctx, c, all, d, o)
 	if err != nil {
-		return fmt.Errorf("%s: %w", d.source, err)
+		return d.refused(err)
 	}
 	return nil
+}
+
+// invalidError is what check finds, field by field.
+type invalidError struct {
+	list field.ErrorList
+	error
+}
+
+// Unwrap implements the interface of package errors.
+func (e *invalidError) Unwrap() error { return e.error }
+
+// mergedField finds the field in what structured-merge-diff says, as
+// ".spec.template.spec.containers: duplicate entries for key".
+var mergedField = regexp.MustCompile(`: \.([^\s:]+): `)
+
+// refused puts the place in front of a refusal: the line of the first field
+// that it is about, if it is about fields, else where the object begins; where
+// it is about several, the lines of all follow.
+func (m manifest) refused(err error) error {
+	var fields []string
+	var se *client.StatusError
+	var local *invalidError
+	switch {
+	case errors.As(err, &local):
+		for _, e := range local.list {
+			fields = append(fields, e.Field)
+		}
+	case errors.As(err, &se) && se.Status.Details != nil && len(se.Status.Details.Causes) > 0:
+		for _, c := range se.Status.Details.Causes {
+			fields = append(fields, c.Field)
+		}
+	case se != nil: // of a merge that fails no causes are told
+		if at := mergedField.FindStringSubmatch(se.Status.Message); at != nil {
+			fields = append(fields, at[1])
+		}
+	}
+	source, more := m.source, ""
+	var lines []int
+	for _, f := range fields {
+		line := 0
+		if m.place != nil {
+			line = m.place(f)
+		}
+		if line == 0 || slices.Contains(lines, line) {
+			continue
+		}
+		if lines = append(lines, line); len(lines) == 1 {
+			source = fmt.Sprintf("%s:%d", m.file, line)
+			continue
+		}
+		more += fmt.Sprintf("\n(%s: %s:%d)", f, m.file, line)
+	}
+	return fmt.Errorf("%s: %w%s", source, err, more)
 }
 
 func (a *app) applyTo(ctx context.Context, c *client.Client, all []client.Resource, d manifest, o applyOptions) error {

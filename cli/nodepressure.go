@@ -70,9 +70,9 @@ func (o *nodeOptions) boundPods(tree *cgroup.Tree, net network.Network, log *slo
 	spareAgent()
 	facts := tree.Facts()
 	m := &node.HostMachine{StateDir: o.state, Network: net, Memory: memory}
-	m.Pods = func() (int64, bool) {
+	m.Pods = func() (int64, uint64, bool) {
 		st, err := tree.Open(podsGroup).Stats()
-		return int64(st.MemoryBytes), facts.Memory && (err == nil || errors.Is(err, fs.ErrNotExist))
+		return int64(st.MemoryBytes), st.CPUNanos, facts.Memory && (err == nil || errors.Is(err, fs.ErrNotExist))
 	}
 	m.Limits = func() (string, string) {
 		if facts.Memory {

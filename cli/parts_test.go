@@ -166,6 +166,10 @@ func TestRolloutProgress(t *testing.T) {
 			x.Status.Replicas = 3
 			x.Status.UpdatedReplicas = 0
 		}), "Waiting: 3 old pods are still to end...", false, ""},
+		"watched": {d(func(x *appsv1.Deployment) {
+			x.Status.Replicas = 4
+			x.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: "True", Reason: "NewReplicaSetWatched", Message: "ReplicaSet x must stay"}}
+		}), "Waiting: ReplicaSet x must stay", false, ""},
 		"stalled": {d(func(x *appsv1.Deployment) {
 			x.Status.AvailableReplicas = 2
 			x.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: "ProgressDeadlineExceeded", Message: "ReplicaSet x has timed out"}}

@@ -119,6 +119,9 @@ func rolloutProgress(d *appsv1.Deployment) (message string, done bool, err error
 			}
 			return "", false, fmt.Errorf("deployment %q exceeded its progress deadline: %s (%s)", d.Name, c.Message, hint)
 		}
+		if c.Type == appsv1.DeploymentProgressing && c.Reason == "NewReplicaSetWatched" {
+			return "Waiting: " + c.Message, false, nil // with automatic rollback
+		}
 	}
 	switch {
 	case s.UpdatedReplicas < want:

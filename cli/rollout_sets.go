@@ -57,20 +57,29 @@ func daemonSetProgress(d *appsv1.DaemonSet) (message string, done bool, err erro
 	case d.Generation > s.ObservedGeneration:
 		return "Waiting for the controller to see the new specification...", false, nil
 	case s.UpdatedNumberScheduled < s.DesiredNumberScheduled:
-		return fmt.Sprintf("Waiting: %d of %d new pods have been created...", s.UpdatedNumberScheduled, s.DesiredNumberScheduled), false, nil
+		message = fmt.Sprintf("Waiting: %d of %d new pods have been created...", s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
 	case s.NumberAvailable < s.DesiredNumberScheduled:
-		return fmt.Sprintf("Waiting: %d of %d updated pods are available...", s.NumberAvailable, s.DesiredNumberScheduled), false, nil
+		message = fmt.Sprintf("Waiting: %d of %d updated pods are available...", s.NumberAvailable, s.DesiredNumberScheduled)
+	default:
+		message, done = fmt.Sprintf("daemon set %q successfully rolled out", d.Name), true
 	}
-	message = fmt.Sprintf("daemon set %q successfully rolled out", d.Name)
 	for _, c := range s.Conditions {
-		if c.Type == "NodesAway" && c.Status == corev1.ConditionTrue {
-			message += "; " + c.Message
-		}
+		message += nodesAway(string(c.Type), c.Status, c.Message)
 	}
-	return message, true, nil
+	return message, done, nil
 }
 
-// statefulSetProgress says in one line where the rollout is.
+// nodesAway is what a set's condition says of nodes that are silent: a rollout
+// may end without them, or wait for them.
+func nodesAway(condition string, status corev1.ConditionStatus, message string) string {
+	if condition != "NodesAway" || status != corev1.ConditionTrue {
+		return ""
+	}
+	return "; " + message
+}
+
+// statefulSetProgress says in one line where the rollout is, and which nodes
+// with pods of the set are away.
 func statefulSetProgress(d *appsv1.StatefulSet) (message string, done bool, err error) {
 	s, want := d.Status, int32(1)
 	if d.Spec.Replicas != nil {
@@ -86,15 +95,20 @@ func statefulSetProgress(d *appsv1.StatefulSet) (message string, done bool, err 
 	case d.Generation > s.ObservedGeneration:
 		return "Waiting for the controller to see the new specification...", false, nil
 	case s.ReadyReplicas < want:
-		return fmt.Sprintf("Waiting: %d of %d pods are ready...", s.ReadyReplicas, want), false, nil
+		message = fmt.Sprintf("Waiting: %d of %d pods are ready...", s.ReadyReplicas, want)
 	case partition > 0 && s.UpdatedReplicas < want-partition:
-		return fmt.Sprintf("Waiting: %d of %d new pods above the partition have been created...", s.UpdatedReplicas, want-partition), false, nil
+		message = fmt.Sprintf("Waiting: %d of %d new pods above the partition have been created...", s.UpdatedReplicas, want-partition)
 	case partition > 0:
-		return fmt.Sprintf("partitioned roll out of stateful set %q complete: %d new pods", d.Name, s.UpdatedReplicas), true, nil
+		message, done = fmt.Sprintf("partitioned roll out of stateful set %q complete: %d new pods", d.Name, s.UpdatedReplicas), true
 	case s.UpdateRevision != s.CurrentRevision:
-		return fmt.Sprintf("Waiting: %d of %d pods are of revision %s...", s.UpdatedReplicas, want, s.UpdateRevision), false, nil
+		message = fmt.Sprintf("Waiting: %d of %d pods are of revision %s...", s.UpdatedReplicas, want, s.UpdateRevision)
+	default:
+		message, done = fmt.Sprintf("stateful set %q successfully rolled out", d.Name), true
 	}
-	return fmt.Sprintf("stateful set %q successfully rolled out", d.Name), true, nil
+	for _, c := range s.Conditions {
+		message += nodesAway(string(c.Type), c.Status, c.Message)
+	}
+	return message, done, nil
 }
 
 func (s *rolledSet) path() string { return s.res.Path(s.c.Namespace, s.name) }

@@ -23,6 +23,10 @@ func TestDaemonSetProgress(t *testing.T) {
 		"Waiting for the controller to see":          three(func(d *appsv1.DaemonSet) { d.Generation = 3 }),
 		"Waiting: 1 of 3 new pods have been created": three(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 1 }),
 		"Waiting: 2 of 3 updated pods are available": three(func(d *appsv1.DaemonSet) { d.Status.NumberAvailable = 2 }),
+		`Waiting: 1 of 3 new pods have been created...; 2 node(s) are offline`: three(func(d *appsv1.DaemonSet) {
+			d.Status.UpdatedNumberScheduled = 1
+			d.Status.Conditions = []appsv1.DaemonSetCondition{{Type: "NodesAway", Status: corev1.ConditionTrue, Message: "2 node(s) are offline"}}
+		}),
 		`successfully rolled out; 2 node(s) are offline`: three(func(d *appsv1.DaemonSet) {
 			d.Status.Conditions = []appsv1.DaemonSetCondition{{Type: "NodesAway", Status: corev1.ConditionTrue, Message: "2 node(s) are offline"}}
 		}),
@@ -54,6 +58,10 @@ func TestStatefulSetProgress(t *testing.T) {
 	}
 	for want, d := range map[string]*appsv1.StatefulSet{
 		`stateful set "db" successfully rolled out`: three(func(*appsv1.StatefulSet) {}),
+		"Waiting: 1 of 3 pods are ready...; 2 node(s) are offline": three(func(d *appsv1.StatefulSet) {
+			d.Status.ReadyReplicas = 1
+			d.Status.Conditions = []appsv1.StatefulSetCondition{{Type: "NodesAway", Status: corev1.ConditionTrue, Message: "2 node(s) are offline"}}
+		}),
 		"Waiting: 2 of 3 pods are ready":            three(func(d *appsv1.StatefulSet) { d.Status.ReadyReplicas = 2 }),
 		"Waiting: 1 of 3 pods are of revision db-2": three(func(d *appsv1.StatefulSet) { d.Status.UpdatedReplicas, d.Status.CurrentRevision = 1, "db-1" }),
 		"Waiting: 1 of 2 new pods above":            three(func(d *appsv1.StatefulSet) { above(d); d.Status.UpdatedReplicas = 1 }),

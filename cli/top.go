@@ -43,7 +43,7 @@ func (a *app) topCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "top nodes|pods [NAME]",
 		Short:   "Show what nodes or pods use of CPU and memory now",
-		Long:    "Show what nodes or pods use of CPU and memory now. Nodes are asked when somebody\nlooks; one that is away, and pods that do not run, are left out.",
+		Long:    "Show what nodes or pods use of CPU and memory now. Nodes are asked when somebody\nlooks; one that is away, and pods that do not run, are left out.\n\nA node's figures are its whole machine's, the programs beside Dunlin included; of\na node with --node-memory both are of its pods alone. The shares are of what the\nnode has for pods.",
 		Example: "  dunlin top nodes\n  dunlin top pods -A --sort-by memory",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

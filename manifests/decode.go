@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,6 +44,51 @@ type Document struct {
 	File         string
 	Line, Column int
 	Warnings     []string // of unknown fields, when Lenient
+
+	root *node
+}
+
+// LineOf is the line of a field, which is named as in the API's answers
+// (spec.containers[0].image, metadata.annotations[a.example/b]), or of the
+// innermost part of its path that is there; 0 if none is, or lines are not
+// known.
+func (d *Document) LineOf(path string) int {
+	at, line := d.root, 0
+	for at != nil && path != "" {
+		var next *node
+		var name string
+		if rest, ok := strings.CutPrefix(path, "["); ok {
+			end := strings.IndexByte(rest, ']')
+			if end < 0 {
+				return line
+			}
+			name, path = strings.Trim(rest[:end], `"`), rest[end+1:]
+			if i, err := strconv.Atoi(name); err == nil && i >= 0 && i < len(at.items) {
+				next = at.items[i]
+			}
+		} else {
+			end := strings.IndexAny(path, ".[")
+			if end < 0 {
+				end = len(path)
+			}
+			name, path = path[:end], path[end:]
+		}
+		path = strings.TrimPrefix(path, ".")
+		for _, p := range at.pairs {
+			if next == nil && p.key.value == name {
+				next = p.value
+				line = p.key.line
+			}
+		}
+		if next == nil {
+			return line
+		}
+		if at.kind != mapping && next.line > 0 {
+			line = next.line
+		}
+		at = next
+	}
+	return line
 }
 
 // Error is one fault of the input. It prints on one line.
@@ -218,7 +264,7 @@ func (d *decoder) typed(n *node, path string, k *Kind) {
 		d.fail(n, path, strings.TrimPrefix(err.Error(), "strict decoding error: "), "")
 		return
 	}
-	d.docs = append(d.docs, Document{Object: obj, Kind: k, JSON: raw, File: d.o.File, Line: n.line, Column: n.column, Warnings: d.warns})
+	d.docs = append(d.docs, Document{Object: obj, Kind: k, JSON: raw, File: d.o.File, Line: n.line, Column: n.column, Warnings: d.warns, root: n})
 }
 
 // typeOf reads apiVersion and kind.

@@ -279,3 +279,36 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestLineOf finds the line of a field that the API names, or of what it would
+// stand in.
+func TestLineOf(t *testing.T) {
+	docs, err := Decode(strings.NewReader(`# a comment
+apiVersion: v1
+kind: Pod
+metadata:
+  name: x
+  annotations:
+    dunlin.dev/outbound: "y"
+spec:
+  containers:
+  - name: a
+    image: b
+  - name: c
+    image: d
+    ports:
+    - containerPort: 1
+`), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]int{
+		"spec.containers[1].image": 13, "spec.containers[1].ports[0].containerPort": 15, "spec.containers[1].ports[0].hostPort": 15,
+		"spec.containers[1]": 12, "spec.containers[7].image": 9, "metadata.annotations[dunlin.dev/outbound]": 7, "metadata.name": 5,
+		"spec.nodeName": 8, "status": 0, "": 0, "[": 0, "a[b": 0,
+	} {
+		if got := docs[0].LineOf(path); got != want {
+			t.Errorf("%s: line %d, want %d", path, got, want)
+		}
+	}
+}

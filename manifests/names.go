@@ -34,13 +34,13 @@ const (
 	// its node is back: original, replacement or better. Absent: original.
 	AnnotationOnReturn = Prefix + "on-return"
 	// AnnotationAutoRollback on a Deployment: "true" goes back to the last
-	// revision that was rolled out completely when a new one exceeds its
+	// revision that has proven itself when a new one exceeds its
 	// progress deadline; a percentage does so also as soon as so many of the
 	// new pods fail again and again.
 	AnnotationAutoRollback = Prefix + "auto-rollback"
 	// AnnotationRolledBack on a Deployment: the last such rollback (JSON);
-	// AnnotationGoodRevision on a ReplicaSet: the revision as which it was
-	// rolled out completely.
+	// AnnotationGoodRevision on a ReplicaSet: the revision as which it has
+	// proven itself: for the whole deadline, all pods available.
 	AnnotationRolledBack   = Prefix + "rolled-back"
 	AnnotationGoodRevision = Prefix + "good-revision"
 

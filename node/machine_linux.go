@@ -23,7 +23,7 @@ type HostMachine struct {
 	// Memory bounds what the node's pods may take together, bytes; 0 is the
 	// machine's. Pods is what they take; nil: not known.
 	Memory int64
-	Pods   func() (workingSet int64, ok bool)
+	Pods   func() (workingSet int64, cpuNanos uint64, ok bool)
 	// Limits says whether memory limits are enforced; an empty reason is yes.
 	Limits func() (reason, message string)
 	// Containers says whether OCI containers can run here: an empty reason is
@@ -73,8 +73,8 @@ func (h *HostMachine) Facts() MachineFacts {
 // freeMemory is what is left of the bound of the node's pods, or else of the
 // machine (MemAvailable, proc_meminfo(5)).
 func (h *HostMachine) freeMemory(total int64) *SupplyFacts {
-	if h.Memory > 0 && h.Memory < total && h.Pods != nil {
-		used, ok := h.Pods()
+	if h.bounded(total) {
+		used, _, ok := h.Pods()
 		if !ok {
 			return nil
 		}
@@ -206,9 +206,23 @@ func ownGroup(controller, file string) string {
 	return ""
 }
 
+// bounded says that the node is a part of the machine only: what its pods may
+// take is less than what the agent may.
+func (h *HostMachine) bounded(total int64) bool {
+	return h.Memory > 0 && h.Memory < total && h.Pods != nil
+}
+
 // MachineUsage implements UsageReader: proc_stat(5) and what is not available
-// of the memory; with a bound, what the pods take of it.
+// of the memory, both of the whole machine; of a node whose pods have a bound,
+// both of the control group of its pods.
 func (h *HostMachine) MachineUsage() (cpuNanos, memoryBytes uint64) {
+	if h.bounded(memory()) {
+		used, cpu, ok := h.Pods()
+		if !ok {
+			return 0, 0
+		}
+		return cpu, uint64(max(used, 0))
+	}
 	const tick = uint64(time.Second / 100) // USER_HZ
 	fields := strings.Fields(firstLine("/proc/stat"))
 	for i, f := range fields {

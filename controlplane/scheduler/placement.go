@@ -88,7 +88,11 @@ func Explain(store registry.Store, profiles []*Profile, pod *corev1.Pod, sees fu
 	for _, report := range plan.Report(s.cache.nodes, &group.Group) {
 		n := NodePlacement{Name: s.cache.nodes.At(report.Slot).Name, Fits: report.Fits()}
 		for i := range report.Findings {
-			n.Filters = append(n.Filters, filterPlacement(&report.Findings[i], group, sees))
+			f := filterPlacement(&report.Findings[i], group, sees)
+			if t := report.Findings[i].Volume; t != nil {
+				s.volumePlacement(&f, t, claimKey{pod.Namespace, t.Claim}, string(pod.UID))
+			}
+			n.Filters = append(n.Filters, f)
 		}
 		if n.Fits {
 			fit++
@@ -109,6 +113,35 @@ func Explain(store registry.Store, profiles []*Profile, pod *corev1.Pod, sees fu
 		out.Message = fmt.Sprintf("%d of %d nodes could take the pod: it is about to be placed.", fit, len(out.Nodes))
 	}
 	return out, nil
+}
+
+// volumePlacement says where the volume of a claim is, and which pods use it
+// there: pods of the claim's own namespace, which its reader may see.
+func (s *Scheduler) volumePlacement(f *FilterPlacement, t *plan.VolumeTerm, claim claimKey, self string) {
+	if note := s.termNote(t); note != "" {
+		f.Reason += " (" + note + ")"
+	} else if t.Claim != "" {
+		f.Reason += " (for its claim " + t.Claim + ")"
+	}
+	users := make(map[string]string, len(s.claims.users[claim]))
+	for uid, node := range s.claims.users[claim] {
+		if uid != self {
+			users[uid] = node
+		}
+	}
+	if len(users) == 0 {
+		return
+	}
+	s.reader.Snapshot().Range(podGK.String(), claim.namespace, state.Key{}, func(r *state.Record) bool {
+		if node, uses := users[r.Header.UID]; uses {
+			f.HeldBy = append(f.HeldBy, fmt.Sprintf("%s/%s (node %s)", claim.namespace, r.Header.Key.Name, node))
+		}
+		return true
+	})
+	slices.Sort(f.HeldBy)
+	if more := len(f.HeldBy) - maxHolders; more > 0 {
+		f.HeldBy = append(f.HeldBy[:maxHolders], fmt.Sprintf("%d others", more))
+	}
 }
 
 func filterPlacement(f *plan.Finding, group *podGroup, sees func(string) bool) FilterPlacement {

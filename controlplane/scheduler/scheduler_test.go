@@ -141,7 +141,7 @@ func TestFilters(t *testing.T) {
 		"affinity":      {func(p *corev1.Pod) { p.Spec.Affinity = in("disk", "ssd") }, "pc"},
 		"no match":      {func(p *corev1.Pod) { p.Spec.Affinity = in("disk", "tape") }, "2 node(s) didn't match Pod's node affinity/selector"},
 		"runtime class": {func(p *corev1.Pod) { p.Spec.RuntimeClassName = new(string); *p.Spec.RuntimeClassName = "oci" }, "pc"},
-		"unknown class": {func(p *corev1.Pod) { p.Spec.RuntimeClassName = new(string); *p.Spec.RuntimeClassName = "kata" }, "cannot run RuntimeClass kata"},
+		"unknown class": {func(p *corev1.Pod) { p.Spec.RuntimeClassName = new(string); *p.Spec.RuntimeClassName = "kata" }, "cannot run RuntimeClass kata (handler kata, where they have wazero)"},
 		"extended":      {func(p *corev1.Pod) { gpu(p, "1") }, "pc"},
 		"too many gpus": {func(p *corev1.Pod) { gpu(p, "3") }, "2 Insufficient example.com/gpu (needs 3, most free 2)"},
 		"host port": {func(p *corev1.Pod) {

@@ -253,7 +253,7 @@ spec:
 		return conditionSays(f.Cluster, "daemonset/daemon", "NodesAway", "n1 (up to date)")
 	})
 	f.Eventually(time.Minute, "the set says that db-0 waits", func() error {
-		return conditionSays(f.Cluster, "statefulset/db", "PodsUnreachable", "db-0 (node n1) may still run")
+		return conditionSays(f.Cluster, "statefulset/db", "NodesAway", "db-0 (node n1) may still run")
 	})
 	f.Run("rollout", "restart", "ds/daemon")
 	if out := f.Run("rollout", "status", "ds/daemon", "--timeout", "90s"); !strings.Contains(out, "successfully rolled out; 1 node(s) are offline or not ready") {

@@ -338,7 +338,7 @@ func TestRuntimeClassChoice(t *testing.T) {
 		{"digest that is not", nil, []string{"registry.example/app@sha256:bb"}, "oci", 0, ""},
 		{"mixed", nil, []string{"file:///srv/app.wasm", "nginx"}, "oci", 1, ""},
 		{"given", ptr("wasm"), []string{"nginx"}, "wasm", 0, ""},
-		{"unknown", ptr("gvisor"), []string{"nginx"}, "", 0, `pod rejected: RuntimeClass "gvisor" not found`},
+		{"unknown", ptr("gvisor"), []string{"nginx"}, "", 0, `pod rejected: RuntimeClass "gvisor" not found (there are oci, wasm; 'dunlin get runtimeclasses' shows all)`},
 		{"no containers", nil, nil, "oci", 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -70,7 +70,21 @@ func (p RuntimeClass) class(a *admission.Attributes, pod *corev1.Pod) (*nodev1.R
 	case chosen:
 		return nil, nil // documented: the built-in class
 	}
-	return nil, forbidden(a, "pod rejected: RuntimeClass %q not found", name)
+	return nil, forbidden(a, "pod rejected: RuntimeClass %q not found%s", name, p.known(a))
+}
+
+// known names the built-in classes that there are, for whoever named another.
+func (p RuntimeClass) known(a *admission.Attributes) string {
+	var names []string
+	for _, name := range []string{manifests.RuntimeClassOCI, manifests.RuntimeClassWasm} {
+		if _, err := a.Read.Get(runtimeKind, "", name); err == nil {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " (there are " + strings.Join(names, ", ") + "; 'dunlin get runtimeclasses' shows all)"
 }
 
 // choose is the rule for a pod without a class.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/readiness"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -35,11 +36,16 @@ var (
 	podGK        = schema.GroupKind{Kind: "Pod"}
 )
 
-type controller struct{ env loop.Env }
+type controller struct {
+	env loop.Env
+	// ready is since when pods are, by Deployment; of those alone that may be
+	// rolled back, while that is under way.
+	ready *readiness.Tracker
+}
 
 // New makes the Deployment controller.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env}
+	c := &controller{env, readiness.New()}
 	return &loop.Controller{
 		Name:    "deployment",
 		Workers: 4,
@@ -96,6 +102,7 @@ func ended(r *state.Record) bool {
 func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duration, error) {
 	obj, err := c.env.Store.Get(deploymentGK, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
+		c.ready.Forget(key)
 		return 0, nil
 	}
 	if err != nil {
@@ -134,6 +141,7 @@ type round struct {
 	old    []*appsv1.ReplicaSet
 	// renewed: the new set was there before and just became the newest.
 	renewed bool
+	watch   watch
 }
 
 func (r *round) run(ctx context.Context) (time.Duration, error) {
@@ -141,11 +149,17 @@ func (r *round) run(ctx context.Context) (time.Duration, error) {
 	if r.d.DeletionTimestamp != nil {
 		return 0, r.writeStatus(ctx, countStatus(r.d, r.old, r.newRS, r.now))
 	}
+	if err := r.nameGood(ctx); err != nil {
+		return 0, err
+	}
 	pauseCondition(r.d, &r.d.Status, r.now)
 	if r.d.Spec.Paused || isScaling(r.d, r.sets) {
 		return 0, r.scaleOnly(ctx)
 	}
-	var err error
+	err := r.lookAtNewest(ctx)
+	if err != nil {
+		return 0, err
+	}
 	if isRolling(r.d) {
 		err = r.rolling(ctx)
 	} else {
@@ -165,8 +179,10 @@ func (r *round) run(ctx context.Context) (time.Duration, error) {
 	if back && err == nil {
 		return 0, nil // the next round is about another template
 	}
-	if soon > 0 && (again == 0 || soon < again) {
-		again = soon
+	for _, soon := range []time.Duration{soon, r.watch.left} {
+		if soon > 0 && (again == 0 || soon < again) {
+			again = soon
+		}
 	}
 	return again, errors.Join(err, r.writeStatus(ctx, st))
 }
@@ -174,12 +190,12 @@ func (r *round) run(ctx context.Context) (time.Duration, error) {
 // status is rolloutStatus, in which no deadline passes by a clock that nobody
 // trusts: it is looked at again.
 func (r *round) status() (st appsv1.DeploymentStatus, again time.Duration) {
-	st, again = rolloutStatus(r.d, r.old, r.newRS, r.now)
+	st, again = rolloutStatus(r.d, r.old, r.newRS, r.watch, r.now)
 	before, after := condition(&r.d.Status, appsv1.DeploymentProgressing), condition(&st, appsv1.DeploymentProgressing)
 	if r.c.env.Trust == nil || r.c.env.Trust() == nil || before == nil || after == nil || after.Reason != reasonTimedOut || before.Reason == reasonTimedOut {
 		return st, again
 	}
-	st, _ = rolloutStatus(r.d, r.old, r.newRS, before.LastUpdateTime.Time)
+	st, _ = rolloutStatus(r.d, r.old, r.newRS, r.watch, before.LastUpdateTime.Time)
 	return st, time.Minute
 }
 
@@ -188,7 +204,7 @@ func (r *round) scaleOnly(ctx context.Context) error {
 	if err := r.updateNewSet(ctx); err != nil {
 		return err
 	}
-	if err := r.resize(ctx, rescale(r.d, r.old, r.newRS)...); err != nil {
+	if err := r.resize(ctx, spare(r.d, r.old, r.newRS, rescale(r.d, r.old, r.newRS))...); err != nil {
 		return err
 	}
 	if r.d.Spec.Paused {

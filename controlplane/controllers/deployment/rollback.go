@@ -14,10 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/controlplane/events"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
-	"github.com/dunlin-project/dunlin/controlplane/state"
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
@@ -86,36 +84,12 @@ func minReady(d *appsv1.Deployment) int32 {
 	return max(1, min(*d.Spec.ProgressDeadlineSeconds/4, settleMost))
 }
 
-// lastGood is the set to go back to: of those that were once rolled out
-// completely the newest, or else, where none is known (the annotation is
-// new), the newest one that has an available pod.
-func lastGood(old []*appsv1.ReplicaSet) (rs *appsv1.ReplicaSet) {
-	type rank struct{ good, rev int64 }
-	of := func(s *appsv1.ReplicaSet) rank {
-		good, err := strconv.ParseInt(s.Annotations[manifests.AnnotationGoodRevision], 10, 64)
-		if err != nil {
-			good = 0
-		}
-		return rank{good, revision(s.Annotations)}
-	}
-	for _, s := range old {
-		r := of(s)
-		if s.DeletionTimestamp != nil || r.good == 0 && s.Status.AvailableReplicas == 0 {
-			continue
-		}
-		if rs == nil || r.good > of(rs).good || r.good == of(rs).good && r.rev > of(rs).rev {
-			rs = s
-		}
-	}
-	return rs
-}
-
 // rollback decides whether the newest set is given up. st is the status of
 // this round, failing of pods pods of the set fail. Pure.
 func rollback(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet, st *appsv1.DeploymentStatus, failing, pods int) *rolledBack {
 	on, percent := wantsRollback(d)
-	if !on || newRS == nil || d.Spec.Paused || wanted(d) == 0 || complete(d, st) {
-		return nil
+	if !on || newRS == nil || d.Spec.Paused || wanted(d) == 0 || complete(d, st) || proven(newRS) {
+		return nil // what fails once it has proven itself fails for another reason
 	}
 	if last := lastRollback(d); last != nil && last.To == newRS.Name {
 		return nil // what was gone back to is not left again: that would have no end
@@ -163,17 +137,13 @@ func (r *round) rollBack(ctx context.Context, st *appsv1.DeploymentStatus) (done
 	if !on || r.newRS == nil {
 		return false, 0, nil
 	}
-	if complete(r.d, st) {
+	if complete(r.d, st) && !r.watch.on {
 		return false, 0, r.markGood(ctx)
 	}
-	failing, pods := 0, 0
 	if percent > 0 {
-		if failing, pods, err = r.failing(); err != nil {
-			return false, 0, err
-		}
 		again = look
 	}
-	back := rollback(r.d, r.old, r.newRS, st, failing, pods)
+	back := rollback(r.d, r.old, r.newRS, st, r.watch.failing, r.watch.pods)
 	if back == nil {
 		return false, again, nil
 	}
@@ -227,18 +197,10 @@ func (r *round) markGood(ctx context.Context) error {
 			return fmt.Errorf("forget the last rollback: %w", err)
 		}
 	}
-	rev := r.newRS.Annotations[revisionAnnotation]
-	if rev == "" || r.newRS.Annotations[manifests.AnnotationGoodRevision] == rev {
-		return nil
+	if wanted(r.d) == 0 || proven(r.newRS) {
+		return nil // of no pods nothing is known
 	}
-	rs, err := r.updateSet(ctx, r.newRS, func(rs *appsv1.ReplicaSet) {
-		rs.Annotations[manifests.AnnotationGoodRevision] = rev
-	})
-	if err != nil {
-		return err
-	}
-	r.newRS = rs
-	return nil
+	return r.callGood(ctx, r.newRS)
 }
 
 // restartProgress begins the deadline anew for a set that was there before:
@@ -253,31 +215,6 @@ func (r *round) restartProgress() {
 	}
 }
 
-// failing counts the newest set's pods, and those of them that fail again and
-// again.
-func (r *round) failing() (failing, pods int, err error) {
-	r.c.env.Reader.Snapshot().ByOwner(string(r.newRS.UID), func(rec *state.Record) bool {
-		if rec.Header.Key.Kind != podGK.String() || rec.Header.Deleted != 0 {
-			return true
-		}
-		obj, derr := r.c.env.Store.Decode(rec)
-		if derr != nil {
-			err = fmt.Errorf("decode pod %s: %w", rec.Header.Key.Name, derr)
-			return false
-		}
-		pod, ok := obj.(*corev1.Pod)
-		if !ok || lost.Is(pod) {
-			return true // its node is away: no fault of the template
-		}
-		pods++
-		if fails(pod) {
-			failing++
-		}
-		return true
-	})
-	return failing, pods, err
-}
-
 // fails says whether a pod fails by itself. An evicted one does not.
 func fails(pod *corev1.Pod) bool {
 	if pod.Status.Phase == corev1.PodFailed {
@@ -288,6 +225,12 @@ func fails(pod *corev1.Pod) bool {
 			return false
 		}
 	}
+	return crashed(pod)
+}
+
+// crashed says whether a container of the pod ended so often by itself that
+// its being Ready again means nothing.
+func crashed(pod *corev1.Pod) bool {
 	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for i := range list {
 			ended := list[i].RestartCount

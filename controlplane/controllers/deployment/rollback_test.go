@@ -43,8 +43,14 @@ func healthy(p *corev1.Pod) bool {
 	return i == "file:///app.wasm" || strings.HasPrefix(i, "file:///good")
 }
 
-func (c *cluster) ready() (n int) {
+func (c *cluster) ready() int { return c.readyOf(func(*corev1.Pod) bool { return true }) }
+
+// readyOf counts the Ready pods of some kind that nobody deletes.
+func (c *cluster) readyOf(kind func(*corev1.Pod) bool) (n int) {
 	for _, p := range fixture.List[*corev1.Pod](c.World, fixture.Pod, "default") {
+		if !kind(p) {
+			continue
+		}
 		for _, cond := range p.Status.Conditions {
 			if cond.Type == corev1.PodReady && cond.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil {
 				n++
@@ -52,6 +58,29 @@ func (c *cluster) ready() (n int) {
 		}
 	}
 	return n
+}
+
+// A late version has no readiness probe: it is Ready from the start, for
+// lateUp, and then crashes, again and again.
+const lateUp, lateDown = 15 * time.Second, 10 * time.Second
+
+// behaves says what nodes see of a pod, and notes the crashes of a late one.
+func (c *cluster) behaves(p *corev1.Pod) bool {
+	if !strings.HasPrefix(p.Spec.Containers[0].Image, "file:///late") {
+		return healthy(p)
+	}
+	age := c.Now().Sub(p.CreationTimestamp.Time)
+	up := age%(lateUp+lateDown) < lateUp
+	ends := int32(age / (lateUp + lateDown))
+	if !up {
+		ends++
+	}
+	if s := p.Status.ContainerStatuses; ends > 0 && (len(s) == 0 || s[0].RestartCount != ends) {
+		fixture.Change(c.World, fixture.Pod, "default", p.Name, registry.Status, func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", RestartCount: ends}}
+		})
+	}
+	return up
 }
 
 func (c *cluster) image() string { return c.get().Spec.Template.Spec.Containers[0].Image }
@@ -65,14 +94,16 @@ func TestRollbackThroughThreeBadVersions(t *testing.T) {
 		"no more than one": {MaxUnavailable: new(intstr.FromInt32(1)), MaxSurge: new(intstr.FromInt32(0))},
 	} {
 		for n := range int32(4) {
-			t.Run(fmt.Sprintf("%s, %d", name, n+1), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { threeBadVersions(t, n, strategy) })
-			})
+			for _, kind := range []string{"bad", "late"} {
+				t.Run(fmt.Sprintf("%s, %s, %d", name, kind, n+1), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { threeBadVersions(t, kind, n, strategy) })
+				})
+			}
 		}
 	}
 }
 
-func threeBadVersions(t *testing.T, n int32, strategy *appsv1.RollingUpdateDeployment) {
+func threeBadVersions(t *testing.T, kind string, n int32, strategy *appsv1.RollingUpdateDeployment) {
 	t.Helper()
 	c := newCluster(t)
 	c.bubble = true
@@ -86,18 +117,18 @@ func threeBadVersions(t *testing.T, n int32, strategy *appsv1.RollingUpdateDeplo
 	pass := func(turns int) {
 		t.Helper()
 		for range turns {
-			c.turn(healthy)
-			if c.ready() == 0 {
+			c.turn(c.behaves)
+			if c.readyOf(healthy) == 0 {
 				t.Fatal("no healthy pod is left")
 			}
 		}
 	}
 	for round := range 2 {
 		for bad := range 3 {
-			c.change(image(fmt.Sprintf("file:///bad%d-%d.wasm", round, bad)))
-			pass([]int{5, 45}[round]) // in a row, or each after the other's end
+			c.change(image(fmt.Sprintf("file:///%s%d-%d.wasm", kind, round, bad)))
+			pass([]int{5, 110}[round]) // in a row, or each after the other's end
 		}
-		pass(60)
+		pass(110)
 		d := c.get()
 		if got := reason(d, conditionRolledBack); got != "True ProgressDeadlineExceeded" || c.image() != "file:///app.wasm" {
 			t.Fatalf("%s, image %s", got, c.image())
@@ -111,7 +142,7 @@ func threeBadVersions(t *testing.T, n int32, strategy *appsv1.RollingUpdateDeplo
 	}
 	// A good one is rolled out, and the condition goes.
 	c.change(image("file:///good.wasm"))
-	pass(45)
+	pass(75)
 	if got := reason(c.get(), conditionRolledBack); got != "" || c.image() != "file:///good.wasm" || c.get().Annotations[manifests.AnnotationRolledBack] != "" {
 		t.Fatalf("%q, image %s, %v", got, c.image(), c.get().Annotations)
 	}
@@ -207,7 +238,7 @@ func throughKills(t *testing.T) {
 		c.turns(settled, healthy)
 		var broken error // found in a goroutine of a controller
 		check := func() {
-			if c.ready() == 0 {
+			if c.readyOf(healthy) == 0 {
 				broken = fmt.Errorf("no healthy pod is left")
 			}
 			living := 0
@@ -228,11 +259,11 @@ func throughKills(t *testing.T) {
 				c.Try(env, New(env), replicaset.New(env))
 			case 2:
 				c.BindAll("n1")
-				c.Report(healthy)
+				c.Report(c.behaves)
 			case 3:
 				c.pass(time.Duration(rapid.IntRange(1, 40).Draw(rt, "seconds")) * time.Second)
 			case 4, 5:
-				kind := rapid.SampledFrom([]string{"bad", "bad", "good"}).Draw(rt, "version")
+				kind := rapid.SampledFrom([]string{"bad", "late", "good"}).Draw(rt, "version")
 				if rapid.Bool().Draw(rt, "new") {
 					version++
 				}
@@ -243,8 +274,8 @@ func throughKills(t *testing.T) {
 			}
 		}
 		last := c.image() // a good one, too, is left when its pods take too long
-		for range 110 {
-			c.turn(healthy)
+		for range 180 {
+			c.turn(c.behaves)
 			if check(); broken != nil {
 				rt.Fatal(broken)
 			}

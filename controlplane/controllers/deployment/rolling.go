@@ -176,7 +176,8 @@ func growNew(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.Repli
 
 // shrinkOld decides what the old sets may lose in a rolling update without
 // falling below the wanted replicas less maxUnavailable: first pods that are
-// not available anyway, then available ones, oldest set first.
+// not available anyway, then available ones, oldest set first. One pod of the
+// set that could be gone back to stays until the newest has proven itself.
 func shrinkOld(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet) []resize {
 	old = slices.Clone(old)
 	slices.SortFunc(old, byCreation)
@@ -187,12 +188,15 @@ func shrinkOld(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.Rep
 	if sumSpec(old) == 0 || allowed <= 0 {
 		return nil
 	}
-	size := map[*appsv1.ReplicaSet]int32{}
+	size, least := map[*appsv1.ReplicaSet]int32{}, map[*appsv1.ReplicaSet]int32{}
 	for _, rs := range old {
 		size[rs] = replicas(rs.Spec.Replicas)
 	}
+	if keep := kept(d, old, newRS); keep != nil {
+		least[keep] = 1
+	}
 	for _, rs := range old {
-		cut := min(allowed, size[rs]-rs.Status.AvailableReplicas)
+		cut := min(allowed, size[rs]-max(rs.Status.AvailableReplicas, least[rs]))
 		if cut > 0 {
 			size[rs] -= cut
 			allowed -= cut
@@ -200,7 +204,7 @@ func shrinkOld(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.Rep
 	}
 	spare := min(sumStatus(all, available)-minAvailable, allowed)
 	for _, rs := range old {
-		cut := min(spare, size[rs])
+		cut := min(spare, size[rs]-least[rs])
 		if cut > 0 {
 			size[rs] -= cut
 			spare -= cut

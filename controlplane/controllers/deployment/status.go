@@ -17,6 +17,7 @@ const (
 	reasonSetUpdated   = "ReplicaSetUpdated"
 	reasonSetAvailable = "NewReplicaSetAvailable"
 	reasonSetError     = "ReplicaSetCreateError"
+	reasonWatched      = "NewReplicaSetWatched" // ours
 	reasonTimedOut     = "ProgressDeadlineExceeded"
 	reasonPaused       = "DeploymentPaused"
 	reasonResumed      = "DeploymentResumed"
@@ -94,10 +95,12 @@ func complete(d *appsv1.Deployment, st *appsv1.DeploymentStatus) bool {
 }
 
 // progressed says that the new status is nearer to the end than the old one.
-func progressed(old, st *appsv1.DeploymentStatus) bool {
+// While pods crash again and again, one that is Ready again is no step ahead:
+// a version that is so now and then would never be given up.
+func progressed(old, st *appsv1.DeploymentStatus, crashing bool) bool {
 	return st.UpdatedReplicas > old.UpdatedReplicas ||
 		st.Replicas-st.UpdatedReplicas < old.Replicas-old.UpdatedReplicas ||
-		st.ReadyReplicas > old.ReadyReplicas || st.AvailableReplicas > old.AvailableReplicas
+		!crashing && (st.ReadyReplicas > old.ReadyReplicas || st.AvailableReplicas > old.AvailableReplicas)
 }
 
 // timedOut says that nothing progressed for the deadline; left is how long
@@ -122,7 +125,7 @@ func timedOut(d *appsv1.Deployment, st *appsv1.DeploymentStatus, now time.Time) 
 // rolloutStatus is the status while a rollout is watched (not paused, not
 // merely scaled): counts, Progressing and ReplicaFailure. again is when to
 // look at the deadline; 0 for never.
-func rolloutStatus(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet, now time.Time) (st appsv1.DeploymentStatus, again time.Duration) {
+func rolloutStatus(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.ReplicaSet, w watch, now time.Time) (st appsv1.DeploymentStatus, again time.Duration) {
 	st = countStatus(d, old, newRS, now)
 	current := condition(&d.Status, appsv1.DeploymentProgressing)
 	done := st.Replicas == st.UpdatedReplicas && current != nil && current.Reason == reasonSetAvailable
@@ -133,10 +136,16 @@ func rolloutStatus(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1
 	switch {
 	case !hasDeadline(d):
 		removeCondition(&st, appsv1.DeploymentProgressing)
+	case w.on && w.full:
+		w.condition(d, old, newRS, &st, now)
+	case current != nil && (current.Reason == reasonWatched && !w.on || current.Reason == reasonSetAvailable && w.on):
+		// It has proven itself; or it was complete without a pod, of which
+		// nothing was learned.
+		touch(&st, what+" is progressing.", now)
 	case done:
 	case complete(d, &st):
 		setCondition(&st, appsv1.DeploymentProgressing, corev1.ConditionTrue, reasonSetAvailable, what+" has successfully progressed.", now)
-	case progressed(&d.Status, &st):
+	case progressed(&d.Status, &st, w.crashing):
 		touch(&st, what+" is progressing.", now)
 	default:
 		out, left := timedOut(d, &st, now)
@@ -146,7 +155,7 @@ func rolloutStatus(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1
 			again = left + time.Second
 		}
 	}
-	if again == 0 && hasDeadline(d) && !complete(d, &st) {
+	if again == 0 && hasDeadline(d) && !complete(d, &st) && (!w.on || !w.full) {
 		if out, left := timedOut(d, &st, now); !out && left > 0 {
 			again = left + time.Second
 		}

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -61,9 +62,45 @@ func (c *controller) complain(ctx context.Context, r *state.Record, b blocked) (
 		return min(stuckAfter-age, stuckAfter), nil
 	}
 	message := "Deletion was asked for at " + at.Format(time.RFC3339) + " and waits for " + b.text
-	c.note(r, "DeletionBlocked", message+b.more)
+	if c.said.again(r.Header.UID, message+b.more, c.env.Clock.Now()) {
+		c.note(r, "DeletionBlocked", message+b.more)
+	}
 	return complainEvery, c.condition(ctx, r, metav1.Condition{Type: manifests.ConditionDeletionBlocked, Status: metav1.ConditionTrue,
 		Reason: b.reason, Message: message, LastTransitionTime: metav1.NewTime(at)})
+}
+
+// said remembers what was complained about, since the condition that is
+// written with a complaint wakes the controller again. Its zero value is ready
+// for use; bounded by what is stuck at a time.
+type said struct {
+	mu   sync.Mutex
+	last map[string]complaint // by uid
+}
+
+type complaint struct {
+	text string
+	at   time.Time
+}
+
+// again says whether the complaint is new, or as old as that it is worth being
+// repeated, and remembers it.
+func (s *said) again(uid, text string, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	age := func(c complaint) time.Duration { return now.Sub(c.at).Abs() }
+	if c, ok := s.last[uid]; ok && c.text == text && age(c) < complainEvery {
+		return false
+	}
+	if s.last == nil {
+		s.last = map[string]complaint{}
+	}
+	for u, c := range s.last {
+		if age(c) > 2*complainEvery {
+			delete(s.last, u)
+		}
+	}
+	s.last[uid] = complaint{text, now}
+	return true
 }
 
 // condition writes a condition into the object's status, if its kind has any

@@ -31,11 +31,14 @@ import (
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
-type controller struct{ env loop.Env }
+type controller struct {
+	env  loop.Env
+	said said
+}
 
 // New makes the garbage collector.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env}
+	c := &controller{env: env}
 	var sources []loop.Source
 	seen := map[string]bool{}
 	for _, k := range manifests.Kinds() {

@@ -266,6 +266,15 @@ func TestStuckDeletionIsACondition(t *testing.T) {
 			!strings.Contains(c.Message, "waits for finalizer test/hold, which its own controller must remove") {
 			t.Errorf("%s: %+v", gk, c)
 		}
+		said := 0
+		for _, e := range w.Events.With("DeletionBlocked") {
+			if e.About.Kind == gk.Kind {
+				said++
+			}
+		}
+		if said != 1 {
+			t.Errorf("%s: %d events", gk, said)
+		}
 		if gk == fixture.Deployment && len(got.Status.Conditions) != 2 {
 			t.Errorf("other conditions: %s", text())
 		}

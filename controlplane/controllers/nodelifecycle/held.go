@@ -25,6 +25,12 @@ const (
 func held(v verdict, zone string, every time.Duration) (c corev1.NodeCondition) {
 	c = corev1.NodeCondition{Type: ConditionHeld, Status: corev1.ConditionTrue}
 	switch {
+	case v.silent && v.frozen && v.only:
+		c.Reason = reasonFrozen
+		c.Message = fmt.Sprintf("It is the only node of the cluster, so there is nowhere to move its pods, and that it is silent may be the link (its zone is %q): they are not moved. 'dunlin node declare-dead' gives them up if it is off for good.", zone)
+	case v.silent && v.frozen && v.alone:
+		c.Reason = reasonFrozen
+		c.Message = fmt.Sprintf("It is the only node of zone %q, so its silence is taken for a broken link: its pods are not moved. 'dunlin node declare-dead' releases them if it is off.", zone)
 	case v.silent && v.frozen:
 		c.Reason = reasonFrozen
 		c.Message = fmt.Sprintf("So many nodes of zone %q are silent together that the link is taken for broken, and not they: their pods are not moved. 'dunlin node declare-dead' releases those of a node that is off.", zone)

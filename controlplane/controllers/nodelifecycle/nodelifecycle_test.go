@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"slices"
 	"sync"
 	"testing"
@@ -54,6 +55,27 @@ func TestFrozen(t *testing.T) {
 		nodes := append(zone("z", c.silent, c.all), zone("other", 0, 3)...)
 		if got := Frozen(nodes, leaderZone); got["z"] != c.want || got["other"] {
 			t.Errorf("%s: frozen %v", c.name, got)
+		}
+	}
+}
+
+// One node is not "so many": what holds its pods is told as it is.
+func TestHeldNodeThatIsAlone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		zones map[string]string
+		want  string
+	}{
+		"of the cluster": {map[string]string{"n": "far"}, "only node of the cluster, so there is nowhere to move its pods"},
+		"of its zone":    {map[string]string{"n": "far", "m": "z"}, `only node of zone "far"`},
+		"not alone":      {map[string]string{"n": "far", "o": "far"}, `So many nodes of zone "far"`},
+	} {
+		leases := map[string]LeaseInfo{}
+		for node, zone := range tc.zones {
+			leases[node] = LeaseInfo{Expired: zone == "far", Age: 7 * time.Second}
+		}
+		v := newAssessor("z", 10*time.Second).assess(leases, tc.zones, func(string) bool { return false }, time.Unix(1000, 0))
+		if c := held(v["n"], "far", 10*time.Second); c.Reason != reasonFrozen || !strings.Contains(c.Message, tc.want) {
+			t.Errorf("%s: %+v", name, c)
 		}
 	}
 }

@@ -73,6 +73,8 @@ type verdict struct {
 	// returning: its pods are not moved yet, since others of its zone came back
 	// a moment ago.
 	returning bool
+	alone     bool // it is the only node of its zone
+	only      bool // and of the cluster
 	known     bool // renewed or expired in this term: the verdict is worth acting on
 }
 
@@ -119,11 +121,15 @@ func (a *assessor) assess(leases map[string]LeaseInfo, zones map[string]string, 
 	}
 	frozen := Frozen(list, a.leaderZone)
 	a.grant(list, frozen, granted, now)
-	out := make(map[string]verdict, len(list))
+	out, inZone := make(map[string]verdict, len(list)), map[string]int{}
+	for _, n := range list {
+		inZone[n.Zone]++
+	}
 	for _, n := range list {
 		w := a.nodes[n.Name]
 		returning := n.Silent && !w.granted && !frozen[n.Zone] && a.thawing(n.Zone, w.since, now)
-		out[n.Name] = verdict{returning: returning, silent: n.Silent, evict: n.Silent && w.granted, frozen: frozen[n.Zone], stale: leases[n.Name].Stale, known: w.proven}
+		out[n.Name] = verdict{returning: returning, silent: n.Silent, evict: n.Silent && w.granted, frozen: frozen[n.Zone], stale: leases[n.Name].Stale, known: w.proven,
+			alone: inZone[n.Zone] == 1, only: len(list) == 1}
 	}
 	return out
 }

@@ -74,6 +74,9 @@ func New(env loop.Env) *loop.Controller {
 	}
 }
 
+// awayPod is a pod on a node that is silent.
+type awayPod struct{ name, node string }
+
 // round is one reconcile.
 type round struct {
 	c   *controller
@@ -87,7 +90,7 @@ type round struct {
 	recs      map[string]*state.Record
 	replicas  []replica // shall be, rising
 	condemned []replica // shall go, falling
-	away      []string  // pods on silent nodes
+	away      []awayPod // pods on silent nodes
 	wait      time.Duration
 }
 
@@ -196,7 +199,7 @@ func (r *round) read(rec *state.Record, n int) (replica, error) {
 			}
 		}
 		if x.silent {
-			r.away = append(r.away, x.name+" (node "+h.NodeName+")")
+			r.away = append(r.away, awayPod{x.name, h.NodeName})
 		}
 	}
 	x.available = x.ready

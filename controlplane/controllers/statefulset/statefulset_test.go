@@ -232,7 +232,7 @@ func TestAtMostOne(t *testing.T) {
 		t.Fatalf("touched: %+v", p.ObjectMeta)
 	}
 	c := w.get().Status.Conditions
-	if len(c) != 1 || c[0].Type != PodsUnreachable || !strings.Contains(c[0].Message, "db-1 (node n) may still run") || len(w.Events.With("PodsUnreachable")) != 1 {
+	if len(c) != 1 || c[0].Type != NodesAway || !strings.Contains(c[0].Message, "1 node(s) are offline or not ready: db-1 (node n) may still run") || len(w.Events.With("NodesAway")) != 1 {
 		t.Fatalf("%+v", c)
 	}
 	// Deleted in the ordinary way it keeps its name until its node says so.

@@ -18,9 +18,9 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
-// PodsUnreachable is the condition that names pods on silent nodes, which the
-// set waits for.
-const PodsUnreachable appsv1.StatefulSetConditionType = "PodsUnreachable"
+// NodesAway is the condition that names the nodes that a set waits for, and its
+// pods there; a DaemonSet has one of the same name.
+const NodesAway appsv1.StatefulSetConditionType = "NodesAway"
 
 // computeStatus counts, as upstream does.
 func (r *round) computeStatus() appsv1.StatefulSetStatus {
@@ -54,22 +54,33 @@ func (r *round) computeStatus() appsv1.StatefulSetStatus {
 		st.CurrentRevision, st.CurrentReplicas = st.UpdateRevision, st.UpdatedReplicas
 	}
 	for _, c := range r.set.Status.Conditions {
-		if c.Type != PodsUnreachable {
+		if c.Type != NodesAway {
 			st.Conditions = append(st.Conditions, c)
 		}
 	}
 	if len(r.away) > 0 {
-		st.Conditions = append(st.Conditions, unreachable(r.set.Status.Conditions, r.away, r.now))
+		st.Conditions = append(st.Conditions, awayCondition(r.set.Status.Conditions, r.away, r.now))
 	}
 	return st
 }
 
-func unreachable(old []appsv1.StatefulSetCondition, pods []string, now time.Time) appsv1.StatefulSetCondition {
-	c := appsv1.StatefulSetCondition{Type: PodsUnreachable, Status: corev1.ConditionTrue, Reason: "NodeUnreachable", LastTransitionTime: metav1.NewTime(now).Rfc3339Copy(),
-		Message: fmt.Sprintf("%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead (taint node.kubernetes.io/out-of-service=:NoExecute), or delete the pod by force if it surely runs no more",
-			strings.Join(pods, ", "))}
+func awayCondition(old []appsv1.StatefulSetCondition, away []awayPod, now time.Time) appsv1.StatefulSetCondition {
+	const most = 20 // names, as of a DaemonSet
+	nodes := map[string]bool{}
+	var pods []string
+	for _, p := range away {
+		nodes[p.node] = true
+		pods = append(pods, p.name+" (node "+p.node+")")
+	}
+	more := ""
+	if len(pods) > most {
+		pods, more = pods[:most], fmt.Sprintf(" and %d more", len(away)-most)
+	}
+	c := appsv1.StatefulSetCondition{Type: NodesAway, Status: corev1.ConditionTrue, Reason: "NodesNotReady", LastTransitionTime: metav1.NewTime(now).Rfc3339Copy(),
+		Message: fmt.Sprintf("%d node(s) are offline or not ready: %s%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead (taint node.kubernetes.io/out-of-service=:NoExecute), or delete the pod by force if it surely runs no more",
+			len(nodes), strings.Join(pods, ", "), more)}
 	for _, o := range old {
-		if o.Type == PodsUnreachable {
+		if o.Type == NodesAway {
 			c.LastTransitionTime = o.LastTransitionTime
 		}
 	}
@@ -96,7 +107,7 @@ func (r *round) writeStatus(ctx context.Context) error {
 		return fmt.Errorf("status: %w", err)
 	}
 	if len(r.away) > 0 && len(st.Conditions) != len(r.set.Status.Conditions) {
-		r.note(events.Warning, "PodsUnreachable", "%s", st.Conditions[len(st.Conditions)-1].Message)
+		r.note(events.Warning, "NodesAway", "%s", st.Conditions[len(st.Conditions)-1].Message)
 	}
 	return nil
 }

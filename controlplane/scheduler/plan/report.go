@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/dunlin-project/dunlin/controlplane/state"
 )
 
@@ -26,8 +28,11 @@ type Finding struct {
 	Text   string // why not
 	// Figures of the resources, of NodeResourcesFit.
 	Figures []Figure
-	// Holders have what is missing: the host port, or most of a resource.
+	// Holders have what is missing, or are in the way: those with the host port,
+	// those that affinity keeps away, or that keep this one away.
 	Holders []*Pod
+	// Volume is the claim that VolumeBinding objects for; nil: it is not one's.
+	Volume *VolumeTerm
 }
 
 // Figure is one resource that the pod asks for, in the units of the resource
@@ -68,16 +73,25 @@ func findings(n *Nodes, g *Group, v *view, slot int) []Finding {
 			spread.OK, spread.Text = false, objections[o]+text
 		}
 		if o := v.checkPeers(slot); o != none {
-			peers.OK, peers.Text = false, objections[o]
+			text, holders := v.whyPeers(slot, o)
+			peers.OK, peers.Text, peers.Holders = false, objections[o]+text, holders
 		}
+	}
+	match, volumes := of("NodeAffinity", s.matches(node), noMatch), Finding{Filter: "VolumeBinding"}
+	if !match.OK {
+		match.Text += s.whyNoMatch(node)
+	}
+	volumes.Text, volumes.Volume = s.Volumes.object(node)
+	if volumes.OK = volumes.Text == ""; !volumes.OK && s.Volumes.Refuse == "" && volumes.Volume == nil {
+		volumes.Text = fmt.Sprintf("node(s) did not have enough free storage (needs %s, free %s)",
+			resource.NewQuantity(s.Volumes.Room, resource.BinarySI), resource.NewQuantity(max(node.VolumeRoom, 0), resource.BinarySI))
 	}
 	return []Finding{
 		of("NodeUnschedulable", !s.isCordoned(node), cordoned),
 		of("TaintToleration", s.untolerated(node) == nil, tainted),
-		of("NodeAffinity", s.matches(node), noMatch),
+		match,
 		of("RuntimeClass", s.runs(node), noRuntime),
-		portFinding(n, g, slot), roomFinding(n, g, slot), spread, peers,
-		of("VolumeBinding", s.Volumes.objection(node) == "", noVolume),
+		portFinding(n, g, slot), roomFinding(n, g, slot), spread, peers, volumes,
 	}
 }
 

@@ -270,7 +270,7 @@ func (s *Shape) text(v verdict, n *Node) string {
 	case noMatch:
 		return "node(s) didn't match Pod's node affinity/selector"
 	case noRuntime:
-		return fmt.Sprintf("node(s) cannot run RuntimeClass %s (handler %s)", s.RuntimeClass, s.Handler)
+		return fmt.Sprintf("node(s) cannot run RuntimeClass %s (handler %s, where they have %s)", s.RuntimeClass, s.Handler, handlers(n))
 	case noVolume:
 		return s.Volumes.objection(n)
 	}

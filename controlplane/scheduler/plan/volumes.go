@@ -37,29 +37,35 @@ type VolumeTerm struct {
 // objection says why the volumes keep a pod away from a node; "" if they do
 // not.
 func (v *Volumes) objection(n *Node) string {
+	text, _ := v.object(n)
+	return text
+}
+
+// object is objection with the claim that objects, if it is one alone.
+func (v *Volumes) object(n *Node) (string, *VolumeTerm) {
 	if v == nil {
-		return ""
+		return "", nil
 	}
 	if v.Refuse != "" {
-		return v.Refuse
+		return v.Refuse, nil
 	}
 	for i := range v.Terms {
 		t := &v.Terms[i]
 		switch {
 		case !Reaches(t.Required, n):
-			return "node(s) didn't match PersistentVolume's node affinity"
+			return "node(s) didn't match PersistentVolume's node affinity", t
 		case t.Identity != "" && n.Identity != "" && t.Identity != n.Identity:
-			return "node(s) have the name but not the disk of the PersistentVolume's machine"
+			return "node(s) have the name but not the disk of the PersistentVolume's machine", t
 		case t.Node != "" && t.Node != n.Name:
-			return "node(s) are not the one on which the PersistentVolumeClaim is used"
+			return "node(s) are not the one on which the PersistentVolumeClaim is used", t
 		case t.Choose && !slices.ContainsFunc(t.OneOf, func(s *corev1.NodeSelector) bool { return Reaches(s, n) }):
-			return "node(s) didn't find available persistent volumes to bind"
+			return "node(s) didn't find available persistent volumes to bind", t
 		}
 	}
 	if v.Room > 0 && n.VolumeRoom >= 0 && v.Room > n.VolumeRoom {
-		return fmt.Sprintf("node(s) did not have enough free storage (needs %s)", resource.NewQuantity(v.Room, resource.BinarySI))
+		return fmt.Sprintf("node(s) did not have enough free storage (needs %s)", resource.NewQuantity(v.Room, resource.BinarySI)), nil
 	}
-	return ""
+	return "", nil
 }
 
 // Reaches says whether a selector matches a node; nil matches all.
