@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
@@ -42,34 +43,26 @@ func TestEverythingThroughKills(t *testing.T) {
 			}
 			return obj
 		}
-		check := func() {
+		check := func() error {
 			for _, o := range all {
 				if k := keyOf(o); mine[k.Kind+k.Name] && !labelled(get(o)) {
-					rt.Fatalf("%v has lost a user's label", k)
+					return fmt.Errorf("%v has lost a user's label", k)
 				}
 			}
+			return nil
 		}
-		var leader *fixture.Leader
-		elect := func(writes int) {
-			env := w.Killed(writes, check)
-			leader = w.Lead(env, New(env, cfg))
-		}
-		work := func() {
-			if err := leader.Work(); err != nil {
-				rt.Fatal(err)
-			}
-		}
-		elect(rapid.IntRange(0, 20).Draw(rt, "first writes"))
-		work()
+		reign := w.Reign(rt, check, func(env loop.Env) []*loop.Controller { return []*loop.Controller{New(env, cfg)} })
+		reign.Elect(rapid.IntRange(0, 20).Draw(rt, "first writes"))
+		reign.Work()
 		for range rapid.IntRange(2, 20).Draw(rt, "steps") {
 			o := all[rapid.IntRange(0, len(all)-1).Draw(rt, "object")]
 			k := keyOf(o)
 			switch rapid.IntRange(0, 4).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 6).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 6).Draw(rt, "writes"))
+				reign.Work()
 			case 1:
-				work()
+				reign.Work()
 			case 2:
 				if get(o) != nil && o.gk.Kind != "Namespace" {
 					w.Delete(o.gk, k.Namespace, k.Name, "")
@@ -92,12 +85,11 @@ func TestEverythingThroughKills(t *testing.T) {
 				move()
 			}
 		}
-		leader.Pass() // the servers' addresses are only looked at
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
+		reign.Pass() // the servers' addresses are only looked at
+		reign.Finish()
+		if err := check(); err != nil {
+			rt.Fatal(err)
 		}
-		check()
 		for _, o := range all {
 			if get(o) == nil {
 				rt.Fatalf("%v is missing", keyOf(o))

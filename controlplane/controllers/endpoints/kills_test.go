@@ -1,7 +1,7 @@
 package endpoints
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,16 +14,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
 // town is a world with Services and the pods that may stand behind them.
 type town struct {
 	*fixture.World
-	rt     *rapid.T
-	leader *fixture.Leader
-	kept   map[string]bool // "service pod": endpoints before and after
-	foul   error
+	rt   *rapid.T
+	kept map[string]bool // "service pod": endpoints before and after
 }
 
 // serves tells the rules once more, plainly: what a Service's slices and its
@@ -96,21 +95,21 @@ func (c *town) keep() {
 
 // check holds after every write: who serves before and after is never
 // missing, and what others made is left alone.
-func (c *town) check() {
+func (c *town) check() error {
 	for _, svc := range c.services() {
 		now := names(c.listed(svc.Name))
 		for _, p := range c.pods() {
 			if c.kept[svc.Name+" "+p.Name] && !now[p.Name] {
-				c.foul = cmp.Or(c.foul, fmt.Errorf("%s is missing in %s: %v", p.Name, svc.Name, c.listed(svc.Name)))
+				return fmt.Errorf("%s is missing in %s: %v", p.Name, svc.Name, c.listed(svc.Name))
 			}
 		}
 	}
 	for _, s := range slicesOf(c.World) {
 		if s.Name == "foreign" && s.Endpoints[0].Addresses[0] == "192.0.2.99" {
-			return
+			return nil
 		}
 	}
-	c.foul = cmp.Or(c.foul, fmt.Errorf("somebody else's slice was touched"))
+	return errors.New("somebody else's slice was touched")
 }
 
 func (c *town) pick() *corev1.Pod {
@@ -260,42 +259,29 @@ func TestSlicesThroughKills(t *testing.T) {
 		c.Create(service())
 		c.Create(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "foreign", Labels: map[string]string{discoveryv1.LabelServiceName: "svc", discoveryv1.LabelManagedBy: "me"}},
 			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.99"}}}})
-		elect := func(writes int) {
-			c.keep()
-			env := c.Killed(writes, c.check)
-			c.leader = c.Lead(env, New(env))
-		}
-		elect(1 << 20)
-		work := func() {
-			c.keep()
-			if err := c.leader.Work(); err != nil {
-				rt.Fatal(err)
-			}
-			if c.foul != nil {
-				rt.Fatal(c.foul)
-			}
-		}
+		c.keep()
+		reign := c.Reign(rt, c.check, func(env loop.Env) []*loop.Controller { return []*loop.Controller{New(env)} })
 		for i := range rapid.IntRange(5, 40).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 5).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 4).Draw(rt, "writes"))
-				work()
+				c.keep()
+				reign.Elect(rapid.IntRange(0, 4).Draw(rt, "writes"))
+				reign.Work()
 			case 1:
-				work()
+				c.keep()
+				reign.Work()
 			default:
 				c.happens(i)
 			}
 		}
-		if work(); c.leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		c.keep()
+		reign.Finish()
 		if err := c.goal(); err != nil {
 			rt.Fatal(err)
 		}
 		before := c.Machine.Snapshot().ResourceVersion()
-		elect(1 << 20)
-		if work(); c.Machine.Snapshot().ResourceVersion() != before {
+		reign.Elect(fixture.Immortal)
+		if reign.Work(); c.Machine.Snapshot().ResourceVersion() != before {
 			rt.Fatalf("the next leader writes what is right already: %v", slices.Collect(maps.Keys(c.kept)))
 		}
 	})

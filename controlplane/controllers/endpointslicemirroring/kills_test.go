@@ -1,7 +1,6 @@
 package endpointslicemirroring
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
@@ -128,18 +128,18 @@ func TestMirrorThroughKills(t *testing.T) {
 		foreign := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.99"}}}}
 		foreign.Namespace, foreign.Name, foreign.Labels = "default", "foreign", map[string]string{discoveryv1.LabelServiceName: "svc", discoveryv1.LabelManagedBy: "me"}
 		w.Create(foreign)
-		var leader *fixture.Leader
-		var foul error
 		kept := map[string]bool{}
-		check := func() {
+		check := func() error {
 			now := bare(said(w))
 			for k := range kept {
 				if !now[k] {
-					foul = cmp.Or(foul, fmt.Errorf("%s is missing: %v", k, now))
+					return fmt.Errorf("%s is missing: %v", k, now)
 				}
 			}
+			return nil
 		}
-		work := func() {
+		reign := w.Reign(rt, check, func(env loop.Env) []*loop.Controller { return []*loop.Controller{New(env)} })
+		keep := func() {
 			clear(kept)
 			now := bare(said(w))
 			for k := range bare(written(w)) {
@@ -147,30 +147,22 @@ func TestMirrorThroughKills(t *testing.T) {
 					kept[k] = true
 				}
 			}
-			if err := cmp.Or(leader.Work(), foul); err != nil {
-				rt.Fatal(err)
-			}
 		}
-		elect := func(writes int) {
-			env := w.Killed(writes, check)
-			leader = w.Lead(env, New(env))
-		}
-		elect(1 << 20)
 		for range rapid.IntRange(4, 30).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 3).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 4).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 4).Draw(rt, "writes"))
+				keep()
+				reign.Work()
 			case 1:
-				work()
+				keep()
+				reign.Work()
 			default:
 				change(rt, w)
 			}
 		}
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		keep()
+		reign.Finish()
 		if got, want := said(w), written(w); !maps.Equal(got, want) {
 			rt.Fatalf("slices say %v, Endpoints %v", got, want)
 		}

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/ingress"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/manifests"
@@ -92,42 +93,29 @@ func TestAddressesThroughKills(t *testing.T) {
 		w.Create(classOf("other", "example.com/other"))
 		w.Create(ing("foreign", "other", "a.example", prefix("/", "web", 80)))
 		fixture.Change(w, ingress.GK, "default", "foreign", registry.Status, func(i *networkingv1.Ingress) { i.Status.LoadBalancer = theirs })
-		var foul error
-		var leader *fixture.Leader
-		elect := func(writes int) {
-			env := w.Killed(writes, func() {
-				for _, i := range ingresses(w) {
-					switch {
-					case i.Name == "foreign" && len(i.Status.LoadBalancer.Ingress) != 1:
-						foul = fmt.Errorf("another controller's status is %+v", i.Status)
-					case i.Name != "foreign" && *i.Spec.IngressClassName == "other" && len(i.Status.LoadBalancer.Ingress) > 0:
-						foul = fmt.Errorf("%s of another controller got %+v", i.Name, i.Status)
-					}
+		reign := w.Reign(rt, func() error {
+			for _, i := range ingresses(w) {
+				switch {
+				case i.Name == "foreign" && len(i.Status.LoadBalancer.Ingress) != 1:
+					return fmt.Errorf("another controller's status is %+v", i.Status)
+				case i.Name != "foreign" && *i.Spec.IngressClassName == "other" && len(i.Status.LoadBalancer.Ingress) > 0:
+					return fmt.Errorf("%s of another controller got %+v", i.Name, i.Status)
 				}
-			})
-			leader = w.Lead(env, New(env))
-		}
-		work := func() {
-			if err := cmp.Or(leader.Work(), foul); err != nil {
-				rt.Fatal(err)
 			}
-		}
-		elect(1 << 20)
+			return nil
+		}, func(env loop.Env) []*loop.Controller { return []*loop.Controller{New(env)} })
 		for i := range rapid.IntRange(3, 30).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 4).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 3).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 3).Draw(rt, "writes"))
+				reign.Work()
 			case 1:
-				work()
+				reign.Work()
 			default:
 				happens(rt, w, i)
 			}
 		}
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		reign.Finish()
 		want := serving(w)
 		_, none := w.Store.Get(fixture.Service, "default", "web")
 		for _, i := range ingresses(w) {

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
@@ -90,37 +91,24 @@ func TestAddressesThroughKills(t *testing.T) {
 		fixture.Change(w, fixture.Service, "default", "foreign", registry.Status, func(s *corev1.Service) {
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.1"}}
 		})
-		var foul error
-		var leader *fixture.Leader
-		elect := func(writes int) {
-			env := w.Killed(writes, func() {
-				if got := addressesOf(w, "foreign"); !slices.Equal(got, []string{"198.51.100.1"}) {
-					foul = fmt.Errorf("another implementation's Service has %v", got)
-				}
-			})
-			leader = w.Lead(env, New(env))
-		}
-		work := func() {
-			if err := cmp.Or(leader.Work(), foul); err != nil {
-				rt.Fatal(err)
+		reign := w.Reign(rt, func() error {
+			if got := addressesOf(w, "foreign"); !slices.Equal(got, []string{"198.51.100.1"}) {
+				return fmt.Errorf("another implementation's Service has %v", got)
 			}
-		}
-		elect(1 << 20)
+			return nil
+		}, func(env loop.Env) []*loop.Controller { return []*loop.Controller{New(env)} })
 		for i := range rapid.IntRange(3, 30).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 4).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 3).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 3).Draw(rt, "writes"))
+				reign.Work()
 			case 1:
-				work()
+				reign.Work()
 			default:
 				happens(rt, w, i)
 			}
 		}
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		reign.Finish()
 		want, taken := serving(w), map[int32]bool{}
 		for _, s := range services(w) {
 			got := addressesOf(w, s.Name)

@@ -1,7 +1,6 @@
 package quota
 
 import (
-	"cmp"
 	"fmt"
 	"testing"
 
@@ -12,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
@@ -110,39 +110,26 @@ func TestUsedThroughKills(t *testing.T) {
 		quotas := func() []*corev1.ResourceQuota {
 			return append(fixture.List[*corev1.ResourceQuota](w, quotaGK, "default"), fixture.List[*corev1.ResourceQuota](w, quotaGK, "other")...)
 		}
-		var foul error
-		var leader *fixture.Leader
-		elect := func(writes int) {
-			env := w.Killed(writes, func() {
-				for _, q := range quotas() {
-					if q.Generation > 1 {
-						foul = fmt.Errorf("the limits of %s were changed", q.Name)
-					}
+		reign := w.Reign(rt, func() error {
+			for _, q := range quotas() {
+				if q.Generation > 1 {
+					return fmt.Errorf("the limits of %s were changed", q.Name)
 				}
-			})
-			leader = w.Lead(env, New(env))
-		}
-		work := func() {
-			if err := cmp.Or(leader.Work(), foul); err != nil {
-				rt.Fatal(err)
 			}
-		}
-		elect(1 << 20)
+			return nil
+		}, func(env loop.Env) []*loop.Controller { return []*loop.Controller{New(env)} })
 		for i := range rapid.IntRange(3, 30).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 4).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 2).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 2).Draw(rt, "writes"))
+				reign.Work()
 			case 1:
-				work()
+				reign.Work()
 			default:
 				happens(rt, w, i)
 			}
 		}
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		reign.Finish()
 		for _, q := range quotas() {
 			if len(q.Status.Used) != len(q.Spec.Hard) || len(q.Status.Hard) != len(q.Spec.Hard) {
 				rt.Fatalf("%s/%s: status %+v of %+v", q.Namespace, q.Name, q.Status, q.Spec)

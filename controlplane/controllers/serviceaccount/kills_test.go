@@ -1,7 +1,6 @@
 package serviceaccount
 
 import (
-	"cmp"
 	"fmt"
 	"testing"
 
@@ -11,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 )
 
@@ -22,7 +22,6 @@ func TestEveryNamespaceThroughKills(t *testing.T) {
 	const pem = "the CA"
 	rapid.Check(t, func(rt *rapid.T) {
 		w := fixture.New(t)
-		var foul error
 		ended := map[string]bool{} // namespaces that end, without one of ours
 		mine := map[string]bool{}  // whose account a user changed
 		has := func(ns string) (account *corev1.ServiceAccount, ca *corev1.ConfigMap) {
@@ -34,34 +33,27 @@ func TestEveryNamespaceThroughKills(t *testing.T) {
 			}
 			return account, ca
 		}
-		check := func() {
+		check := func() error {
 			for ns := range ended {
 				if a, c := has(ns); a != nil || c != nil {
-					foul = cmp.Or(foul, fmt.Errorf("something is made in %s, which ends", ns))
+					return fmt.Errorf("something is made in %s, which ends", ns)
 				}
 			}
+			return nil
 		}
-		var leader *fixture.Leader
-		elect := func(writes int) {
-			env := w.Killed(writes, check)
-			leader = w.Lead(env, New(env), NewRootCA(env, []byte(pem)))
-		}
-		work := func() {
-			if err := cmp.Or(leader.Work(), foul); err != nil {
-				rt.Fatal(err)
-			}
-		}
-		elect(1 << 20)
+		reign := w.Reign(rt, check, func(env loop.Env) []*loop.Controller {
+			return []*loop.Controller{New(env), NewRootCA(env, []byte(pem))}
+		})
 		made := []string{"default"}
 		for i := range rapid.IntRange(3, 25).Draw(rt, "steps") {
 			ns := rapid.SampledFrom(made).Draw(rt, "namespace")
 			account, ca := has(ns)
 			switch step := rapid.IntRange(0, 7).Draw(rt, "step"); {
 			case step == 0:
-				elect(rapid.IntRange(0, 4).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 4).Draw(rt, "writes"))
+				reign.Work()
 			case step == 1:
-				work()
+				reign.Work()
 			case step == 2:
 				made = append(made, fmt.Sprintf("ns%d", i))
 				w.Create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: made[len(made)-1]}})
@@ -82,10 +74,7 @@ func TestEveryNamespaceThroughKills(t *testing.T) {
 				fixture.Change(w, configMapGK, ns, rootCAName, registry.Main, func(c *corev1.ConfigMap) { c.Data = map[string]string{"other": "thing"} })
 			}
 		}
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		reign.Finish()
 		for _, ns := range made {
 			account, ca := has(ns)
 			switch {

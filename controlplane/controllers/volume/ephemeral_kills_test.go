@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"cmp"
 	"fmt"
 	"testing"
 
@@ -11,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
@@ -22,31 +22,21 @@ func TestEphemeralClaimsThroughKills(t *testing.T) {
 		w := world(t)
 		w.AddNode("n")
 		theirs := map[string]bool{}
-		var foul error
-		var leader *fixture.Leader
-		elect := func(writes int) {
-			env := w.Killed(writes, func() {
-				for name := range theirs {
-					if len(claimNow(w, name).OwnerReferences) > 0 {
-						foul = fmt.Errorf("claim %s was taken from its owner", name)
-					}
+		reign := w.Reign(rt, func() error {
+			for name := range theirs {
+				if len(claimNow(w, name).OwnerReferences) > 0 {
+					return fmt.Errorf("claim %s was taken from its owner", name)
 				}
-			})
-			leader = w.Lead(env, NewEphemeral(env))
-		}
-		work := func() {
-			if err := cmp.Or(leader.Work(), foul); err != nil {
-				rt.Fatal(err)
 			}
-		}
-		elect(1 << 20)
+			return nil
+		}, func(env loop.Env) []*loop.Controller { return []*loop.Controller{NewEphemeral(env)} })
 		for i := range rapid.IntRange(3, 25).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 5).Draw(rt, "step") {
 			case 0:
-				elect(rapid.IntRange(0, 2).Draw(rt, "writes"))
-				work()
+				reign.Elect(rapid.IntRange(0, 2).Draw(rt, "writes"))
+				reign.Work()
 			case 1:
-				work()
+				reign.Work()
 			case 2, 3:
 				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("p%d", i)}, Spec: fixture.Template("a").Spec}
 				for v := range rapid.IntRange(1, 2).Draw(rt, "volumes") {
@@ -72,10 +62,7 @@ func TestEphemeralClaimsThroughKills(t *testing.T) {
 				}
 			}
 		}
-		if work(); leader.Dead() {
-			elect(1 << 20)
-			work()
-		}
+		reign.Finish()
 		for _, p := range fixture.List[*corev1.Pod](w, fixture.Pod, "default") {
 			for i := range p.Spec.Volumes {
 				name := manifests.EphemeralClaimName(p, p.Spec.Volumes[i].Name)
