@@ -95,6 +95,9 @@ func TestRollbackThroughThreeBadVersions(t *testing.T) {
 	} {
 		for n := range int32(4) {
 			for _, kind := range []string{"bad", "late"} {
+				if kind == "late" && n%2 == 1 {
+					continue
+				}
 				t.Run(fmt.Sprintf("%s, %s, %d", name, kind, n+1), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) { threeBadVersions(t, kind, n, strategy) })
 				})
@@ -123,12 +126,13 @@ func threeBadVersions(t *testing.T, kind string, n int32, strategy *appsv1.Rolli
 			}
 		}
 	}
+	end := map[string]int{"bad": 60, "late": 90}[kind] // of a rollback
 	for round := range 2 {
 		for bad := range 3 {
 			c.change(image(fmt.Sprintf("file:///%s%d-%d.wasm", kind, round, bad)))
-			pass([]int{5, 110}[round]) // in a row, or each after the other's end
+			pass([]int{5, end}[round]) // in a row, or each after the other's end
 		}
-		pass(110)
+		pass(end)
 		d := c.get()
 		if got := reason(d, conditionRolledBack); got != "True ProgressDeadlineExceeded" || c.image() != "file:///app.wasm" {
 			t.Fatalf("%s, image %s", got, c.image())
@@ -278,6 +282,9 @@ func throughKills(t *testing.T) {
 			c.turn(c.behaves)
 			if check(); broken != nil {
 				rt.Fatal(broken)
+			}
+			if d := c.get(); complete(d, &d.Status) && reason(d, appsv1.DeploymentProgressing) == "True "+reasonSetAvailable && healthy(&corev1.Pod{Spec: d.Spec.Template.Spec}) {
+				break // it has proven itself, or was good before
 			}
 		}
 		d := c.get()
