@@ -24,6 +24,7 @@ func (a *app) tokenCmd() *cobra.Command {
 	var ttl time.Duration
 	var uses int
 	var server bool
+	var node string
 	create := &cobra.Command{
 		Use:   "create",
 		Short: "Print one line that lets a new node, or server, join",
@@ -32,8 +33,10 @@ With --server the line is for a further server: 'dunlin server --join LINE'. It
 gets the keys of the cluster: treat such a line like the administrator's
 kubeconfig.
 
-The line pins this cluster's certificate authority, works once and expires.`,
+The line pins this cluster's certificate authority, works once and expires.
+With --node-name the node is called so, whatever its own name is.`,
 		Example: `  dunlin token create
+  dunlin token create --node-name shop-12
   dunlin token create --server --ttl 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -44,7 +47,7 @@ The line pins this cluster's certificate authority, works once and expires.`,
 			if err != nil {
 				return err
 			}
-			body, err := json.Marshal(controlplane.TokenRequest{TTLSeconds: int64(ttl.Seconds()), Uses: uses, Server: server})
+			body, err := json.Marshal(controlplane.TokenRequest{TTLSeconds: int64(ttl.Seconds()), Uses: uses, Server: server, NodeName: node})
 			if err != nil {
 				return fmt.Errorf("make request: %w", err)
 			}
@@ -63,6 +66,7 @@ The line pins this cluster's certificate authority, works once and expires.`,
 	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long the line works")
 	create.Flags().IntVar(&uses, "uses", 1, "how many nodes may join with it")
 	create.Flags().BoolVar(&server, "server", false, "the line is for a server, not for a node")
+	create.Flags().StringVar(&node, "node-name", "", "what the node will be called (default: what it calls itself)")
 	c.AddCommand(create)
 	return c
 }

@@ -71,6 +71,8 @@ type TokenRequest struct {
 	TTLSeconds int64 `json:"ttlSeconds,omitempty"` // default one hour
 	Uses       int   `json:"uses,omitempty"`       // default 1
 	Server     bool  `json:"server,omitempty"`     // for a server; a node otherwise
+	// NodeName is what the node will be called; "" leaves it to the node.
+	NodeName string `json:"nodeName,omitempty"`
 }
 
 // TokenReply holds the line to carry to the new node.
@@ -118,12 +120,15 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) {
 		writeStatus(w, apierrors.NewBadRequest("join token: "+err.Error()))
 		return
 	}
-	o := nodeapi.TokenOptions{TTL: time.Duration(req.TTLSeconds) * time.Second, Uses: req.Uses, Server: req.Server}
+	o := nodeapi.TokenOptions{TTL: time.Duration(req.TTLSeconds) * time.Second, Uses: req.Uses, Server: req.Server, Name: req.NodeName}
 	line, err := s.JoinLine(r.Context(), o)
 	var st *apierrors.StatusError
 	switch {
 	case errors.As(err, &st):
 		writeStatus(w, st)
+		return
+	case errors.Is(err, nodeapi.ErrTokenOptions):
+		writeStatus(w, apierrors.NewBadRequest(err.Error()))
 		return
 	case err != nil:
 		writeStatus(w, apierrors.NewInternalError(err))

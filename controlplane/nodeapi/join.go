@@ -40,8 +40,9 @@ const (
 	tokenKeyUses                      = "uses-left"
 	tokenKeyUsedBy                    = "used-by" // the newest key ids, comma-separated
 	// keptUsers bounds them: a key that comes again later is known by its Node.
-	keptUsers   = 32
-	tokenKeyFor = "for" // "server"; nodes otherwise
+	keptUsers    = 32
+	tokenKeyFor  = "for"       // "server"; nodes otherwise
+	tokenKeyName = "node-name" // of the node that joins; "" leaves it to that
 )
 
 // TokenOptions of CreateToken.
@@ -50,12 +51,32 @@ type TokenOptions struct {
 	Uses int           // default 1
 	// Server: the line is for a server, which gets the keys of the cluster.
 	Server bool
+	// Name is what the node will be called, whatever it calls itself. Such a
+	// token is for one node.
+	Name string
+}
+
+// ErrTokenOptions says that a token like that cannot be made.
+var ErrTokenOptions = errors.New("no such join token")
+
+func (o TokenOptions) check() error {
+	switch {
+	case o.Name == "":
+		return nil
+	case o.Server:
+		return fmt.Errorf("%w: a node's name, for a server", ErrTokenOptions)
+	case o.Uses > 1:
+		return fmt.Errorf("%w: one name for %d nodes", ErrTokenOptions, o.Uses)
+	case CleanName(o.Name) != o.Name:
+		return fmt.Errorf("%w: %q is no name of a node; %q would be", ErrTokenOptions, o.Name, CleanName(o.Name))
+	}
+	return nil
 }
 
 // CreateToken makes a join token and returns the line for the new node;
 // servers are the addresses to put into it (default: Config.Servers).
 func (s *Server) CreateToken(ctx context.Context, o TokenOptions, servers []string) (pki.JoinLine, error) {
-	if err := s.clockOK(); err != nil {
+	if err := errors.Join(o.check(), s.clockOK()); err != nil {
 		return pki.JoinLine{}, err
 	}
 	if o.TTL <= 0 {
@@ -82,6 +103,9 @@ func (s *Server) CreateToken(ctx context.Context, o TokenOptions, servers []stri
 	}
 	if o.Server {
 		sec.Data[tokenKeyFor] = []byte(forServer)
+	}
+	if o.Name != "" {
+		sec.Data[tokenKeyName] = []byte(o.Name)
 	}
 	if _, err = s.cfg.Store.Create(ctx, sec, registry.WriteOptions{}); err != nil {
 		return pki.JoinLine{}, fmt.Errorf("nodeapi: keep join token: %w", err)
@@ -140,14 +164,18 @@ func (s *Server) join(ctx context.Context, cs tls.ConnectionState, req *wire.Joi
 	if err := s.clockOK(); err != nil {
 		return nil, fmt.Errorf("this server cannot issue certificates now: %w", err)
 	}
-	err := s.checkToken(cs, req)
+	name, err := s.checkToken(cs, req)
 	if errors.Is(err, errTokenUnknown) && s.cfg.Fresh != nil {
 		// It may have been made on another server a moment ago.
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		if s.cfg.Fresh(ctx) == nil {
-			err = s.checkToken(cs, req)
+			name, err = s.checkToken(cs, req)
 		}
+	}
+	if err == nil && name != "" {
+		req.NodeName = name
+		err = s.nameFree(name, req.CSR)
 	}
 	if err != nil {
 		return nil, err
@@ -202,21 +230,39 @@ func (s *Server) tokenSecret(id string) (*corev1.Secret, error) {
 
 var tokenID = regexp.MustCompile(`^[a-z2-7]{4,32}$`)
 
-func (s *Server) checkToken(cs tls.ConnectionState, req *wire.JoinRequest) error {
+// checkToken returns the name that the token has for the node, if any.
+func (s *Server) checkToken(cs tls.ConnectionState, req *wire.JoinRequest) (name string, err error) {
 	sec, err := s.tokenSecret(req.TokenID)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := pki.CheckJoinProof(sec.Data[tokenKeyKey], cs, req.CSR, req.Proof); err != nil {
-		return errTokenSecret
+		return "", errTokenSecret
 	}
 	switch server := string(sec.Data[tokenKeyFor]) == forServer; {
 	case server && !req.Server:
-		return errTokenServer
+		return "", errTokenServer
 	case !server && req.Server:
-		return errTokenNode
+		return "", errTokenNode
 	}
-	return s.fresh(sec)
+	return string(sec.Data[tokenKeyName]), s.fresh(sec)
+}
+
+// nameFree refuses a key that is not the one of the Node with a name that the
+// operator chose: another name would be against his word.
+func (s *Server) nameFree(name string, csr []byte) error {
+	uid, err := NodeUID(csr)
+	if err != nil {
+		return err
+	}
+	cur, err := s.getNode(name)
+	if apierrors.IsNotFound(err) || err == nil && cur.Spec.ProviderID == s.providerID(uid) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("the join token is for node %q, and that name belongs to a node with another key; 'dunlin delete node %[1]s' on the server frees it", name)
 }
 
 func (s *Server) fresh(sec *corev1.Secret) error {

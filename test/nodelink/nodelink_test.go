@@ -199,6 +199,26 @@ func TestJoinRefusals(t *testing.T) {
 	if len(names) != 5 {
 		t.Errorf("names %v", names)
 	}
+	// A line may be for one node of a name.
+	named, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{Name: "shop-12"}, nil)
+	must(t, err)
+	shop, err := pki.OpenNodeIdentity(t.TempDir())
+	must(t, err)
+	must(t, join(named, shop))
+	if got := shop.Grant().NodeName; got != "shop-12" {
+		t.Errorf("the node is called %s", got)
+	}
+	must(t, join(named, shop)) // the answer was lost
+	taken, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{Name: "shop-12"}, nil)
+	must(t, err)
+	if err := join(taken, nil); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), `"shop-12", and that name belongs to a node with another key`) {
+		t.Errorf("a name that another node has: %v", err)
+	}
+	for _, o := range []nodeapi.TokenOptions{{Name: "Shop_12"}, {Name: "a", Uses: 2}, {Name: "a", Server: true}} {
+		if _, err := s.api.CreateToken(ctx, o, nil); !errors.Is(err, nodeapi.ErrTokenOptions) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
 	must(t, s.api.Revoke(ctx, id.Grant().NodeName))
 	again, err := s.api.CreateToken(ctx, nodeapi.TokenOptions{}, nil)
 	must(t, err)
