@@ -384,8 +384,13 @@ var serviceFields = sync.OnceValue(func() fieldTable {
 	}
 	// Their own rule is that of the type or affinity they belong to.
 	below(t, "", "type", "externalName", "externalIPs", "sessionAffinity", "externalTrafficPolicy", "internalTrafficPolicy",
-		"trafficDistribution", "ports", "selector", "clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "publishNotReadyAddresses",
+		"trafficDistribution", "selector", "clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "publishNotReadyAddresses",
 		"sessionAffinityConfig", "allocateLoadBalancerNodePorts", "healthCheckNodePort")
+	t["ports"] = verdict{descend: true}
+	below(t, "ports.", "name", "appProtocol", "port", "targetPort", "nodePort")
+	t["ports.protocol"] = verdict{why: "SCTP is not implemented, nothing will listen there", unless: func(v reflect.Value, _ *walker) bool {
+		return v.String() != string(corev1.ProtocolSCTP)
+	}}
 	return t
 })
 

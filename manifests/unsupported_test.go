@@ -113,6 +113,14 @@ func TestUnsupportedNamesFields(t *testing.T) {
 }
 
 // An OCI pod may do what only a Wasm guest cannot.
+func TestUnsupportedProtocolOfAService(t *testing.T) {
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolSCTP}}}}
+	warnings, refused := Unsupported(svc)
+	if len(refused) > 0 || len(warnings) != 1 || !strings.Contains(warnings[0], "spec.ports[0].protocol") {
+		t.Errorf("%q %v", warnings, refused)
+	}
+}
+
 func TestUnsupportedOCI(t *testing.T) {
 	p := wasmPod(func(p *corev1.Pod) {
 		p.Spec.RuntimeClassName = ptr(RuntimeClassOCI)

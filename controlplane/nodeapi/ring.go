@@ -163,7 +163,7 @@ type ringID [sha256.Size]byte
 func ringSum(keys [][]byte) ringID {
 	h := sha256.New()
 	for _, k := range keys {
-		h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(k)))) //nolint:gosec // a key's length
+		h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(k))))
 		h.Write(k)
 	}
 	return ringID(h.Sum(nil))

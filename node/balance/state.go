@@ -52,11 +52,14 @@ func (b *Backend) Draining() bool {
 // Flow is one connection of a client to a backend.
 type Flow struct {
 	Moved atomic.Int64 // Unix nanoseconds at which bytes last moved
-	End   func()       // closes both sides
+	// Asked: the client spoke last, so an answer is due, however long it takes.
+	Asked atomic.Bool
+	End   func() // closes both sides
 }
 
 // Idle takes the connections that shall end: those of a backend that gets no
-// new ones, through which nothing passed for a while.
+// new ones, through which nothing passed for a while and whose client waits
+// for nothing.
 func (b *Backend) Idle(now time.Time) (out []*Flow) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -64,7 +67,7 @@ func (b *Backend) Idle(now time.Time) (out []*Flow) {
 		return nil
 	}
 	for f := range b.conns {
-		if now.UnixNano()-f.Moved.Load() > int64(IdleFor) {
+		if !f.Asked.Load() && now.UnixNano()-f.Moved.Load() > int64(IdleFor) {
 			out = append(out, f)
 		}
 	}

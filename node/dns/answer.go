@@ -9,6 +9,7 @@ package dns
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -156,7 +157,10 @@ func srv(svc *Service, name, base, port, protocol string, qtype uint16) answer {
 		if qtype != dns.TypeSRV && qtype != dns.TypeANY {
 			return
 		}
-		a.rrs = append(a.rrs, &dns.SRV{Hdr: header(name, dns.TypeSRV), Weight: 100, Port: p.Port, Target: target})
+		// A pod of two families is two endpoints of one name.
+		if !slices.ContainsFunc(a.rrs, func(rr dns.RR) bool { s := rr.(*dns.SRV); return s.Target == target && s.Port == p.Port }) {
+			a.rrs = append(a.rrs, &dns.SRV{Hdr: header(name, dns.TypeSRV), Weight: 100, Port: p.Port, Target: target})
+		}
 		a.extra = append(a.extra, addresses(target, dns.TypeANY, ip...)...)
 	}
 	if len(svc.ClusterIPs) > 0 {

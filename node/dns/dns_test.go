@@ -42,6 +42,7 @@ func records() fakeRecords {
 	return fakeRecords{
 		"shop/web": {ClusterIPs: []netip.Addr{ip("10.43.0.7"), ip("fd43::7")}, Ports: http},
 		"shop/db": {Ports: http, Endpoints: []Endpoint{{Addr: ip("10.42.0.5"), Hostname: "db-0", Ports: []Port{{"http", "tcp", 8080}}},
+			{Addr: ip("fd42::5"), Hostname: "db-0", Ports: []Port{{"http", "tcp", 8080}}}, // the same pod's other family
 			{Addr: ip("10.42.1.6"), Ports: []Port{{"http", "tcp", 8080}}}}},
 		"shop/none": {Ports: http},
 		"shop/ext":  {External: "web.shop.svc.cluster.local"},

@@ -316,6 +316,58 @@ func TestTerminatingEndpointDrains(t *testing.T) {
 	}
 }
 
+// A request whose answer takes longer than what counts as idle is not cut,
+// while the endpoint that it was sent to terminates.
+func TestAnOpenRequestIsNotIdle(t *testing.T) {
+	w := newWorld(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	answer := make(chan struct{})
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = c.Close() }()
+				b := make([]byte, 7)
+				if _, err := io.ReadFull(c, b); err != nil {
+					return
+				}
+				<-answer
+				_, _ = c.Write([]byte("answer"))
+			}()
+		}
+	}()
+	slow := endpoint{netip.MustParseAddrPort(l.Addr().String()), readyState}
+	w.service("TCP", nil, slow)
+	var conns [2]net.Conn
+	for i := range conns {
+		if conns[i], err = net.Dial("tcp", w.address("tcp")); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conns[i].Close() }()
+		_ = conns[i].SetDeadline(time.Now().Add(time.Minute))
+	}
+	asks, idle := conns[0], conns[1]
+	if _, err := asks.Write([]byte("request")); err != nil {
+		t.Fatal(err)
+	}
+	slow.state = wire.EndpointServing | wire.EndpointTerminating
+	w.service("TCP", nil, slow)
+	if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Fatalf("the idle one: %v", err)
+	}
+	close(answer)
+	if b, err := io.ReadAll(asks); err != nil || string(b) != "answer" {
+		t.Fatalf("the one that waits got %q, %v", b, err)
+	}
+}
+
 func TestClientStaysWithItsEndpoint(t *testing.T) {
 	w := newWorld(t)
 	w.service("TCP", func(s *wire.Service) { s.AffinitySeconds = 60 }, endpoint{backendServer(t, "a"), readyState}, endpoint{backendServer(t, "b"), readyState})

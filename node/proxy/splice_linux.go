@@ -5,9 +5,7 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,9 +82,9 @@ func (x *pipe) close() {
 }
 
 // forward moves bytes from one connection to the other until the first ends,
-// then ends the other's direction too. moved is set to the time of each
-// movement.
-func (p *pipePool) forward(dst, src *net.TCPConn, moved *atomic.Int64) error {
+// then ends the other's direction too. moved is called before bytes are passed
+// on. Without descriptors for a pipe they go through memory.
+func (p *pipePool) forward(dst, src *net.TCPConn, moved func()) error {
 	rc, err := src.SyscallConn()
 	if err != nil {
 		return err
@@ -97,17 +95,43 @@ func (p *pipePool) forward(dst, src *net.TCPConn, moved *atomic.Int64) error {
 	}
 	for {
 		x, n, err := p.fill(rc)
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			if n, err = copyOnce(dst, src, moved); err == nil && n > 0 {
+				continue
+			}
+		}
 		if err != nil || n == 0 {
 			_ = dst.CloseWrite()
 			return err
 		}
-		moved.Store(time.Now().UnixNano())
+		moved()
 		if err := x.drain(wc, n); err != nil {
 			x.close()
 			return err
 		}
 		p.put(x)
 	}
+}
+
+// copies are for who gets no pipe.
+var copies = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+
+// copyOnce moves what is there through memory; nothing, without an error, at
+// the end.
+func copyOnce(dst, src *net.TCPConn, moved func()) (int, error) {
+	b := copies.Get().(*[16 << 10]byte)
+	defer copies.Put(b)
+	n, err := src.Read(b[:])
+	if n > 0 {
+		moved()
+		if _, err := dst.Write(b[:n]); err != nil {
+			return n, err
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
 }
 
 // fill waits until there is something to read and moves it into a pipe.

@@ -40,19 +40,22 @@ func (e *engine) serveTCP(t *balance.Target, external bool, c *net.TCPConn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		e.oneWay(f, up, c)
+		e.oneWay(f, up, c, true)
 	}()
-	e.oneWay(f, c, up)
+	e.oneWay(f, c, up, false)
 	<-done
 	f.End()
 	b.Remove(f)
 	e.counters.conns.Add(-1)
 }
 
-// oneWay moves bytes in one direction. A connection that was reset is reset
-// at the other side as well.
-func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn) {
-	err := e.pipes.forward(dst, src, &f.Moved)
+// oneWay moves bytes in one direction; asks: from the client. A connection
+// that was reset is reset at the other side as well.
+func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn, asks bool) {
+	err := e.pipes.forward(dst, src, func() {
+		f.Asked.Store(asks)
+		f.Moved.Store(time.Now().UnixNano())
+	})
 	if err != nil {
 		if errors.Is(err, syscall.ECONNRESET) {
 			_ = dst.SetLinger(0)

@@ -18,10 +18,19 @@ const (
 	pullTimeout = 30 * time.Second
 	pullFirst   = 200 * time.Millisecond
 	pullMax     = 30 * time.Second
-	// saveEvery bounds the writes to the disk: what changes all day costs six
-	// writes an hour, what does not change none.
-	saveEvery = 10 * time.Minute
+	// Writes to the disk are bounded by a rate: a table that changes all day
+	// costs a KiB a second, one that does not change nothing. A power cut loses
+	// the changes since the last one, so a small table, as most sites have, is
+	// saved soon.
+	saveRate  = 1 << 10 // bytes a second
+	saveLeast = 10 * time.Second
+	saveMost  = 10 * time.Minute
 )
+
+// saveAfter is how long after a write of so many bytes the next may come.
+func saveAfter(bytes int) time.Duration {
+	return min(max(time.Duration(bytes)*time.Second/saveRate, saveLeast), saveMost)
+}
 
 // Link asks the control plane; *link.Link is one.
 type Link interface {
@@ -40,6 +49,7 @@ type Puller struct {
 
 	saved   uint64 // digest of what the file holds
 	savedAt time.Time
+	size    int  // of the file, in bytes, as it was written last
 	ever    bool // something was saved since the start
 }
 
@@ -96,7 +106,7 @@ func (p *Puller) Save() error {
 	if err := atomicfile.Write(p.Path, b, 0o600); err != nil {
 		return fmt.Errorf("save the service table: %w", err)
 	}
-	p.saved, p.savedAt, p.ever = digest, time.Now(), true
+	p.saved, p.savedAt, p.ever, p.size = digest, time.Now(), true, len(b)
 	return nil
 }
 
@@ -165,7 +175,7 @@ func (p *Puller) saveDue() time.Duration {
 	case !p.ever:
 		return 0
 	}
-	return max(saveEvery-time.Since(p.savedAt), 0)
+	return max(saveAfter(p.size)-time.Since(p.savedAt), 0)
 }
 
 // sleep waits for a hint, or for the sooner of two times that are not

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -109,8 +110,9 @@ func TestSavedSeldomAndFoundAgain(t *testing.T) {
 			t.Fatalf("asked %d times without a connection", n)
 		}
 		writes, last := 0, ""
+		large := strings.Repeat("x", 600<<10)
 		for i := range 24 * 60 {
-			l.reply.Store(full(uint64(i+1), map[string]string{"s/n/a": fmt.Sprint(i)}))
+			l.reply.Store(full(uint64(i+1), map[string]string{"s/n/a": fmt.Sprint(i), "s/n/large": large}))
 			l.hints <- struct{}{}
 			time.Sleep(time.Minute)
 			if m := modified(); m != last {
@@ -119,6 +121,17 @@ func TestSavedSeldomAndFoundAgain(t *testing.T) {
 		}
 		if writes < 100 || writes > 150 {
 			t.Fatalf("%d writes in a day of changes", writes)
+		}
+		// What a small site's table says is kept within seconds.
+		for i := range 3 {
+			l.reply.Store(full(uint64(24*60+1+i), map[string]string{"s/n/a": fmt.Sprint("small ", i)}))
+			l.hints <- struct{}{}
+			time.Sleep(saveLeast + time.Second)
+			if i == 0 {
+				time.Sleep(saveMost) // from the large one
+			} else if m := modified(); !strings.Contains(m, fmt.Sprint("small ", i)) {
+				t.Fatalf("not saved: %q", m)
+			}
 		}
 		time.Sleep(time.Hour)
 		last = modified()
@@ -134,7 +147,7 @@ func TestSavedSeldomAndFoundAgain(t *testing.T) {
 	})
 	again := &Puller{Table: NewTable(), Path: path, Log: slog.New(slog.DiscardHandler)}
 	again.Load()
-	if string(again.Table.Get("s/n/a")) != fmt.Sprint(24*60-1) || again.Table.Generation() != 24*60 {
+	if string(again.Table.Get("s/n/a")) != "small 2" || again.Table.Generation() != 24*60+3 {
 		t.Fatal("not found again", again.Table.gen)
 	}
 	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"sync"
 	"time"
@@ -56,7 +57,7 @@ func (s *sockets) drain() {
 				c, err := acceptOn(fd)
 				if err == nil {
 					l.waiting = append(l.waiting, c)
-				} else if err != unix.EINTR && err != unix.ECONNABORTED {
+				} else if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNABORTED) {
 					break
 				}
 			}
@@ -152,11 +153,11 @@ func (l *listener) accept() (int, sys.Errno) {
 		for range fds {
 			l.next = (l.next + 1) % len(fds)
 			fd, err := acceptOn(fds[l.next])
-			switch err {
-			case nil:
+			switch {
+			case err == nil:
 				return fd, 0
-			case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED:
-			case unix.EINVAL: // drained
+			case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+			case errors.Is(err, unix.EINVAL): // drained
 				if fd := l.take(); fd >= 0 {
 					return fd, 0
 				}
