@@ -29,7 +29,8 @@ type watch struct {
 	full bool
 	// replaced: since the watch began one of its pods was made anew.
 	replaced bool
-	// crashing: a container of one of its pods ended again and again.
+	// crashing: a container of one of its pods, or of an older set's, ended
+	// again and again.
 	crashing      bool
 	failing, pods int           // of its pods so many fail now
 	left          time.Duration // until it has proven itself; 0: not to be waited for
@@ -175,6 +176,13 @@ func (r *round) lookAtNewest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for _, rs := range r.old {
+		if err := r.pods(rs, func(_ *state.Record, pod *corev1.Pod) {
+			r.watch.crashing = r.watch.crashing || crashed(pod)
+		}); err != nil {
+			return err
+		}
+	}
 	r.watch.on = watched(r.d, r.old, r.newRS)
 	r.watch.full = full(r.d, r.old, r.newRS)
 	if !r.watch.on || !r.watch.full {
@@ -195,19 +203,7 @@ func (r *round) newestPods(key state.Key) (steady time.Duration, err error) {
 		began = c.LastUpdateTime.Time
 	}
 	living := map[types.UID]bool{}
-	r.c.env.Reader.Snapshot().ByOwner(string(r.newRS.UID), func(rec *state.Record) bool {
-		if rec.Header.Key.Kind != podGK.String() || rec.Header.Deleted != 0 {
-			return true
-		}
-		obj, derr := r.c.env.Store.Decode(rec)
-		if derr != nil {
-			err = fmt.Errorf("decode pod %s: %w", rec.Header.Key.Name, derr)
-			return false
-		}
-		pod, ok := obj.(*corev1.Pod)
-		if !ok || lost.Is(pod) {
-			return true // its node is away: no fault of the template
-		}
+	err = r.pods(r.newRS, func(rec *state.Record, pod *corev1.Pod) {
 		r.watch.pods++
 		if fails(pod) {
 			r.watch.failing++
@@ -215,7 +211,7 @@ func (r *round) newestPods(key state.Key) (steady time.Duration, err error) {
 		r.watch.crashing = r.watch.crashing || crashed(pod)
 		r.watch.replaced = r.watch.replaced || pod.CreationTimestamp.After(began)
 		if ended(rec) {
-			return true // its successor is looked at
+			return // its successor is looked at
 		}
 		ready := false
 		for _, c := range pod.Status.Conditions {
@@ -226,13 +222,32 @@ func (r *round) newestPods(key state.Key) (steady time.Duration, err error) {
 			steady = since
 		}
 		living[pod.UID] = true
-		return true
 	})
 	r.c.ready.Keep(key, len(living), maps.Keys(living))
 	if len(living) != int(replicas(r.newRS.Spec.Replicas)) {
 		return 0, err // the set's status does not know it yet
 	}
 	return steady, err
+}
+
+// pods calls f with each pod of a set that is not being deleted and whose node
+// is there: one that is away is no fault of the template.
+func (r *round) pods(rs *appsv1.ReplicaSet, f func(*state.Record, *corev1.Pod)) (err error) {
+	r.c.env.Reader.Snapshot().ByOwner(string(rs.UID), func(rec *state.Record) bool {
+		if rec.Header.Key.Kind != podGK.String() || rec.Header.Deleted != 0 {
+			return true
+		}
+		obj, derr := r.c.env.Store.Decode(rec)
+		if derr != nil {
+			err = fmt.Errorf("decode pod %s: %w", rec.Header.Key.Name, derr)
+			return false
+		}
+		if pod, ok := obj.(*corev1.Pod); ok && !lost.Is(pod) {
+			f(rec, pod)
+		}
+		return true
+	})
+	return err
 }
 
 // condition says that the newest set is watched, and since when. The deadline
