@@ -265,7 +265,11 @@ func throughKills(t *testing.T) {
 				c.BindAll("n1")
 				c.Report(c.behaves)
 			case 3:
-				c.pass(time.Duration(rapid.IntRange(1, 40).Draw(rt, "seconds")) * time.Second)
+				// Nodes tell within seconds what they see, or their lease ends.
+				for range rapid.IntRange(1, 40).Draw(rt, "seconds") {
+					c.pass(time.Second)
+					c.Report(c.behaves)
+				}
 			case 4, 5:
 				kind := rapid.SampledFrom([]string{"bad", "late", "good"}).Draw(rt, "version")
 				if rapid.Bool().Draw(rt, "new") {
