@@ -52,6 +52,7 @@ type want struct {
 	t        *balance.Target
 	external bool
 	health   *balance.Target
+	service  string // namespace/name, for people; "": DNS
 }
 
 // listener is an open one.
@@ -97,7 +98,7 @@ func (e *engine) wanted() map[place]want {
 			for i := range svc.Ports {
 				if t := e.pool.Targets[balance.TargetKey{Service: name, Port: svc.Ports[i].Name, Protocol: svc.Ports[i].Protocol}]; t != nil {
 					at := place{where: health, protocol: "tcp", addr: netip.AddrPortFrom(netip.IPv6Unspecified(), svc.HealthPort)}
-					out[at] = want{health: t}
+					out[at] = want{health: t, service: name}
 					break
 				}
 			}
@@ -126,7 +127,7 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 			if e.cfg.NetNS == "" {
 				pl.where, pl.addr, pl.name = loopback, netip.AddrPort{}, name+":"+cmp.Or(p.Name, fmt.Sprint(p.Port))
 			}
-			out[pl] = want{t: t}
+			out[pl] = want{t: t, service: name}
 		}
 	}
 	if !t.Reachable(true) {
@@ -135,13 +136,13 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 	if p.NodePort != 0 {
 		for _, a := range e.nodePortAddrs(proto) {
 			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.NodePort)}
-			out[at] = want{t: t, external: true}
+			out[at] = want{t: t, external: true, service: name}
 		}
 	}
 	for _, ip := range svc.ExternalIPs {
 		if a, err := netip.ParseAddr(ip); err == nil && slices.Contains(e.cfg.NodeIPs, a) {
 			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.Port)}
-			out[at] = want{t: t, external: true}
+			out[at] = want{t: t, external: true, service: name}
 		}
 	}
 }
@@ -194,10 +195,14 @@ func (e *engine) listen() {
 		}
 		l, err := e.open(p, w)
 		if err != nil {
-			if e.failures[p].err != err.Error() {
-				e.log.Warn("service port not served", "place", p.addr, "protocol", p.protocol, "service", p.name, "error", err)
+			text := err.Error()
+			if w.service != "" {
+				text = w.service + ": " + text
 			}
-			e.failures[p] = failure{err.Error(), now.Add(retryListen)}
+			if e.failures[p].err != text {
+				e.log.Warn("service port not served", "place", p.addr, "protocol", p.protocol, "service", w.service, "error", err)
+			}
+			e.failures[p] = failure{text, now.Add(retryListen)}
 			continue
 		}
 		delete(e.failures, p)
