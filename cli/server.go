@@ -100,6 +100,9 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 		return err
 	}
 	defer func() { _ = l.Close() }()
+	if o.address == "" {
+		o.address = listensOn(o.listen)
+	}
 	if err := o.complete(log, ""); err != nil {
 		return err
 	}
@@ -183,6 +186,17 @@ func ignoreCanceled(err error) error {
 		return nil
 	}
 	return err
+}
+
+// listensOn is the one address of this machine on which a server listens, and
+// where others therefore find it, by gossip as well; "" is all, or loopback.
+func listensOn(listen string) string {
+	host, _, _ := net.SplitHostPort(listen)
+	ip, err := netip.ParseAddr(host)
+	if err != nil || ip.IsUnspecified() || ip.IsLoopback() {
+		return ""
+	}
+	return ip.WithZone("").String()
 }
 
 func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Logger) controlplane.Config {

@@ -16,7 +16,7 @@ import (
 // TestModulesOfOthers: Python, a compiler of TypeScript and a speech
 // synthesizer, as npm has them, run in the sandbox and do their work.
 func TestModulesOfOthers(t *testing.T) {
-	run := func(module string, args ...string) (string, error) {
+	run := func(t *testing.T, module string, args ...string) (string, error) {
 		t.Helper()
 		path := filepath.Join(cluster.Root(t), "bin", "modules", module+".wasm")
 		if _, err := os.Stat(path); err != nil {
@@ -45,7 +45,7 @@ func TestModulesOfOthers(t *testing.T) {
 	}
 	t.Run("flite", func(t *testing.T) {
 		dir := folder(t)
-		if _, err := run("flite", "--mount", dir+":/out", "--", "-t", "hello", "-o", "/out/hello.wav"); err != nil {
+		if _, err := run(t, "flite", "--mount", dir+":/out", "--", "-t", "hello", "-o", "/out/hello.wav"); err != nil {
 			t.Fatal(err)
 		}
 		if b, err := os.ReadFile(filepath.Join(dir, "hello.wav")); err != nil || len(b) < 10_000 || !bytes.HasPrefix(b, []byte("RIFF")) {
@@ -53,7 +53,7 @@ func TestModulesOfOthers(t *testing.T) {
 		}
 	})
 	t.Run("python", func(t *testing.T) {
-		if out, err := run("python", "--", "-c", `import json; print(json.dumps({"sum": sum(range(101))}))`); err != nil || out != "{\"sum\": 5050}\n" {
+		if out, err := run(t, "python", "--", "-c", `import json; print(json.dumps({"sum": sum(range(101))}))`); err != nil || out != "{\"sum\": 5050}\n" {
 			t.Errorf("%q, %v", out, err)
 		}
 	})
@@ -64,7 +64,7 @@ func TestModulesOfOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if out, err := run("esbuild", "--mount", dir+":/", "--", "/a.ts", "--bundle", "--minify"); err != nil || !strings.Contains(out, "42") || strings.Contains(out, "number") {
+		if out, err := run(t, "esbuild", "--mount", dir+":/", "--", "/a.ts", "--bundle", "--minify"); err != nil || !strings.Contains(out, "42") || strings.Contains(out, "number") {
 			t.Errorf("%q, %v", out, err)
 		}
 	})
