@@ -161,12 +161,13 @@ func New(c Config) (*Pool, error) {
 			return nil, err
 		}
 	}
-	mc := config(c, p.name)
-	mc.Keyring, mc.Transport, mc.Logger = ring, transport, logger
 	want := int(c.Advertise.Port())
 	if nt, ok := transport.(*memberlist.NetTransport); ok && want == 0 {
 		want = nt.GetAutoBindPort()
 	}
+	transport = ending(transport)
+	mc := config(c, p.name)
+	mc.Keyring, mc.Transport, mc.Logger = ring, transport, logger
 	ip, port, err := transport.FinalAdvertiseAddr(c.Advertise.Addr().String(), want)
 	if err != nil {
 		_ = transport.Shutdown()

@@ -158,6 +158,51 @@ func TestWithoutUDP(t *testing.T) {
 	})
 }
 
+// A member that is dialing seeds which do not answer ends at once: a stopping
+// agent waits for its pool, and its node sends no leases meanwhile.
+func TestCloseEndsDials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(3)
+		p := simPool(t, n, 1, key(t), 1, func(c *Config) {
+			c.Seeds = func() []string { return []string{simAddr(2).String(), simAddr(3).String(), simAddr(4).String()} }
+		})
+		for range 20 {
+			time.Sleep(700 * time.Millisecond)
+		}
+		start := time.Now()
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(start); d > 0 {
+			t.Errorf("closing waited for %s", d)
+		}
+	})
+}
+
+// Who joined through a member that was joining itself is known to all before
+// memberlist compares states, though every datagram is lost.
+func TestJoinedThroughOneThatJoins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 20 {
+			n := simnet.New(5)
+			n.Lose(1)
+			var ps []*Pool
+			for i := range 3 {
+				ps = append(ps, simPool(t, n, i, key(t), 1, func(c *Config) {
+					c.Seeds = func() []string { return []string{simAddr(max(i-1, 0)).String()} }
+				}))
+			}
+			time.Sleep(100 * time.Second)
+			for i, p := range ps {
+				if m := p.Members(); len(m) != len(ps) {
+					t.Errorf("member %d knows %d of %d", i, len(m), len(ps))
+				}
+			}
+			closeAll(t, ps)
+		}
+	})
+}
+
 // A restart and an address change are a new name at once; the old one goes.
 func TestNewNameTakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -22,7 +22,7 @@ const (
 )
 
 func (p *Pool) loop(ctx context.Context) {
-	wait := rejoinFirst
+	wait, began, compared := rejoinFirst, time.Now(), false
 	lastSave := time.Now().Add(min(firstSave, p.c.SaveInterval) - p.c.SaveInterval)
 	t := time.NewTimer(rand.N(rejoinFirst))
 	defer t.Stop()
@@ -45,6 +45,10 @@ func (p *Pool) loop(ctx context.Context) {
 		switch {
 		case len(missing) == 0:
 			wait = rejoinMax
+			if !compared && p.size() > 1 && time.Since(began) > rejoinMax/2 {
+				compared = true
+				p.compare()
+			}
 		default:
 			if n, _ := p.ml.Join(missing); n > 0 { // its error is in memberlist's log
 				wait = rejoinFirst
@@ -55,6 +59,22 @@ func (p *Pool) loop(ctx context.Context) {
 		}
 		t.Reset(wait/2 + rand.N(wait))
 		wait = min(2*wait, rejoinMax)
+	}
+}
+
+// compare exchanges states with one other member, once, half a minute or more
+// after the start: whoever joined through a member that was itself joining just
+// then may have been told only to those who knew already, and the next exchange
+// of memberlist's own is minutes away.
+func (p *Pool) compare() {
+	var others []string
+	for _, m := range p.Members() {
+		if m.NodeID != p.NodeID() {
+			others = append(others, m.Addr.String())
+		}
+	}
+	if len(others) > 0 {
+		_, _ = p.ml.Join([]string{others[rand.N(len(others))]}) // its error is in memberlist's log
 	}
 }
 

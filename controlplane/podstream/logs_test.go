@@ -87,6 +87,13 @@ func TestLogsOverWebSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for got := ""; got != "one\n"; { // a client that goes earlier is none that follows
+		_, p, err := c.ReadMessage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += string(p)
+	}
 	_ = c.Close()
 	if err := <-follows; err != nil {
 		t.Error(err)

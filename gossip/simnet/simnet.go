@@ -171,21 +171,26 @@ func (t *Transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 
 // DialTimeout implements memberlist.Transport.
 func (t *Transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return t.DialContext(ctx, addr)
+}
+
+// DialContext is DialTimeout that its caller may end.
+func (t *Transport) DialContext(ctx context.Context, addr string) (net.Conn, error) {
 	if t.n.ground != nil {
 		to, err := netip.ParseAddrPort(addr)
 		if err != nil {
 			return nil, fmt.Errorf("simnet: dial: %w", err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		defer cancel()
 		return t.n.ground.Dial(ctx, t.addr, to)
 	}
 	t.n.mu.Lock()
 	to := t.n.reach(t.addr, addr)
 	t.n.mu.Unlock()
 	if to == nil {
-		time.Sleep(timeout) // virtual time: nothing answers
-		return nil, fmt.Errorf("simnet: dial %s: timeout", addr)
+		<-ctx.Done() // virtual time: nothing answers
+		return nil, fmt.Errorf("simnet: dial %s: %w", addr, ctx.Err())
 	}
 	a, b := memnet.Pipe(memnet.Addr(t.addr.String()), memnet.Addr(addr))
 	select {
