@@ -302,3 +302,14 @@ func (o *only) end(name, uid, machine string) {
 		delete(o.runs, name)
 	}
 }
+
+// awaitsEviction says that a budget still counts a pod as evicted.
+func awaitsEviction(srv *controlplane.Server) bool {
+	r, ok := srv.Consensus().State().Snapshot().Get(state.Key{Kind: "PodDisruptionBudget.policy", Namespace: "default", Name: dbName})
+	if !ok {
+		return false
+	}
+	obj, err := srv.Store().Decode(r)
+	b, ok := obj.(*policyv1.PodDisruptionBudget)
+	return err == nil && ok && len(b.Status.DisruptedPods) > 0
+}
