@@ -16,6 +16,15 @@ const (
 	// AnnotationLostSince on a Pod on an unreachable node: since when (RFC
 	// 3339).
 	AnnotationLostSince = Prefix + "lost-since"
+	// AnnotationReturned on a Pod that was lost: its node is back with it.
+	AnnotationReturned = Prefix + "returned"
+	// AnnotationReplaces and AnnotationSuperseded on a Pod of a Job: which lost
+	// pod it stands in for, and that another one stands in for it.
+	AnnotationReplaces   = Prefix + "replaces"
+	AnnotationSuperseded = Prefix + "superseded"
+	// AnnotationPlacement on a Pod: "spread" places it where most is free, and
+	// "pack", as without it, where it fits closest.
+	AnnotationPlacement = Prefix + "placement"
 	// AnnotationNominal on a Pod: the time that a schedule or owner meant it
 	// for.
 	AnnotationNominal = Prefix + "nominal-time"

@@ -26,6 +26,7 @@ import (
 // a newer API version for instance, warns. So nothing is ignored in silence.
 func Unsupported(obj runtime.Object) (warnings []string, refused field.ErrorList) {
 	w := &walker{}
+	w.annotations(obj)
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		w.podSpec(specPath, &o.Spec)

@@ -60,7 +60,7 @@ func (e *events) add(n wire.EventReport, now time.Time) bool {
 func (e *events) again(n wire.EventReport) bool {
 	for i := range e.queue {
 		q := &e.queue[i]
-		if q.Object == n.Object && q.UID == n.UID && q.FieldPath == n.FieldPath && q.Type == n.Type && q.Reason == n.Reason && q.Message == n.Message {
+		if q.Object == n.Object && q.UID == n.UID && q.FieldPath == n.FieldPath && q.Type == n.Type && q.Reason == n.Reason && q.Message == n.Message && q.Over == n.Over {
 			q.Count += n.Count
 			q.UnixMilli = max(q.UnixMilli, n.UnixMilli)
 			return true
@@ -121,6 +121,16 @@ func (a *Agent) nodeEvent(warning bool, reason, message string) {
 	a.reports.event(stamp(a, wire.EventReport{
 		Object: wire.Ref{Kind: "Node", Name: a.c.NodeName}, UID: a.c.NodeName,
 		Type: eventType(warning), Reason: reason, Message: message, Component: component,
+	}))
+}
+
+// ServiceEvent tells people of a Service (namespace/name) what this node has to
+// do with; over takes back what was told.
+func (a *Agent) ServiceEvent(service, reason, message string, over bool) {
+	namespace, name, _ := strings.Cut(service, "/")
+	a.reports.event(stamp(a, wire.EventReport{
+		Object: wire.Ref{Kind: "Service", Namespace: namespace, Name: name},
+		Type:   corev1.EventTypeWarning, Reason: reason, Message: message, Component: component, Over: over,
 	}))
 }
 

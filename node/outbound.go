@@ -70,6 +70,9 @@ func (w *worker) tellRefused(c *ctrState, list []workload.Refusal) {
 	}
 	slices.Sort(entries)
 	text := fmt.Sprintf("refused: %s; to allow it, annotate the pod with %s: %q", strings.Join(whats, "; "), outbound.Annotation, strings.Join(slices.Compact(entries), ", "))
+	if strings.Contains(text, ":"+outbound.AnyPort) {
+		text += ", where " + outbound.AnyPort + " is the one that the guest connects to"
+	}
 	if text == w.refused {
 		return
 	}

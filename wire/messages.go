@@ -142,6 +142,9 @@ type EventReport struct {
 	Component string `cbor:"7,keyasint"`
 	UnixMilli int64  `cbor:"8,keyasint"`
 	Count     int32  `cbor:"9,keyasint,omitempty"`
+	// Over: what this very event said is not so any more. It is removed, and
+	// nothing new is told.
+	Over bool `cbor:"10,keyasint,omitempty"`
 }
 
 // Report carries a batch of news. Older (BootID, Seq) pairs are dropped.

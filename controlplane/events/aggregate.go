@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+const combinedPrefix = "(combined from similar events): "
+
 // aggregator decides, for each entry, whether it is written at all, and as a
 // new Event or as a higher count of one it made before. It is pure apart from
 // its own bounded tables: time comes with the entries.
@@ -49,7 +51,7 @@ func (a *aggregator) observe(e Entry) (written, bool) {
 	kind := object + "\x00" + e.Component + "\x00" + e.Host + "\x00" + e.Type + "\x00" + e.Reason + "\x00" + e.About.FieldPath
 	message, key := clip(e.Message), kind+"\x00"+e.Message
 	if a.combined(kind, e) {
-		message, key = clip("(combined from similar events): "+e.Message), kind
+		message, key = clip(combinedPrefix+e.Message), kind
 	}
 	w := written{namespace: e.About.Namespace, message: message}
 	if w.namespace == "" {

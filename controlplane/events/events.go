@@ -51,6 +51,8 @@ type Entry struct {
 	Host      string    // source.host, empty for the control plane
 	Time      time.Time // of the last occurrence
 	Count     int32     // occurrences that this entry stands for; 0 is 1
+	// Over removes what earlier entries, the same but for this, made.
+	Over bool
 }
 
 // Ref builds the reference of an object that the control plane read: kind

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,4 +130,41 @@ func TestTablesAreBounded(t *testing.T) {
 	if _, ok := tb.get(7); !ok {
 		t.Fatal("the one in use was forgotten")
 	}
+}
+
+// What is over is not shown any more, and is told again if it comes back.
+func TestWhatIsOverIsRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newStore(t)
+		s := New(r, Config{Clock: clock.System})
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		add := func(host, message string, over bool) {
+			s.Add(Entry{About: about("p"), Type: Warning, Reason: "R", Message: message, Component: "c", Host: host, Time: time.Now(), Over: over})
+			synctest.Wait()
+		}
+		want := func(list ...string) {
+			t.Helper()
+			var got []string
+			for _, e := range stored(t, r) {
+				got = append(got, fmt.Sprint(e.Source.Host, " ", e.Message, " ", e.Count))
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, list) {
+				t.Errorf("got %q, want %q", got, list)
+			}
+		}
+		add("n1", "a", false)
+		add("n1", "b", false)
+		add("n2", "a", false)
+		add("n1", "a", true)
+		want("n1 b 1", "n2 a 1")
+		add("n1", "a", false)
+		want("n1 a 1", "n1 b 1", "n2 a 1")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

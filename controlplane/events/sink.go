@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -150,7 +152,31 @@ func (s *Sink) take() []Entry {
 	return batch
 }
 
+// remove takes back what an entry said that is not so any more: whoever looks
+// at the object sees what is wrong now.
+func (s *Sink) remove(ctx context.Context, e Entry) {
+	list, err := s.store.List(eventGK, cmp.Or(e.About.Namespace, metav1.NamespaceDefault), labels.Everything(), nil)
+	if err != nil {
+		s.cfg.Log.Debug("events not listed", "error", err)
+		return
+	}
+	for _, o := range list {
+		ev, ok := o.(*corev1.Event)
+		if !ok || ev.InvolvedObject.Kind != e.About.Kind || ev.InvolvedObject.Name != e.About.Name || ev.Reason != e.Reason ||
+			ev.Source.Component != e.Component || ev.Source.Host != e.Host || strings.TrimPrefix(ev.Message, combinedPrefix) != clip(e.Message) {
+			continue
+		}
+		if _, _, err := s.store.Delete(ctx, eventGK, ev.Namespace, ev.Name, registry.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.cfg.Log.Debug("event not removed", "event", ev.Name, "error", err)
+		}
+	}
+}
+
 func (s *Sink) write(ctx context.Context, e Entry) {
+	if e.Over {
+		s.remove(ctx, e)
+		return
+	}
 	w, ok := s.agg.observe(e)
 	if !ok {
 		s.mu.Lock()

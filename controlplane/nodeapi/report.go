@@ -446,7 +446,17 @@ func (s *Server) eventsNews(sess *session, list []wire.EventReport) {
 		if k := manifests.ByGroupKind(gk); k != nil {
 			ref.APIVersion = k.GVK.GroupVersion().String()
 		}
+		if ref.Kind == serviceKind && ref.UID == "" {
+			// The service table has no uids, and people look for an object's events by it.
+			obj, err := s.cfg.Store.Get(gk, ref.Namespace, ref.Name)
+			if err != nil {
+				continue // it is gone
+			}
+			if svc, ok := obj.(*corev1.Service); ok {
+				ref.UID = svc.UID
+			}
+		}
 		s.cfg.Events.Add(events.Entry{About: ref, Type: e.Type, Reason: e.Reason, Message: e.Message,
-			Component: e.Component, Host: sess.node, Time: time.UnixMilli(e.UnixMilli), Count: e.Count})
+			Component: e.Component, Host: sess.node, Time: time.UnixMilli(e.UnixMilli), Count: e.Count, Over: e.Over})
 	}
 }

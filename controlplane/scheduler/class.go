@@ -16,6 +16,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/controlplane/scheduler/plan"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 var (
@@ -26,7 +27,7 @@ var (
 )
 
 // placementAnnotation chooses the score: "spread", or "pack" (the default).
-const placementAnnotation = "dunlin.dev/placement"
+const placementAnnotation = manifests.AnnotationPlacement
 
 // class is what the scheduler reads of a pod's spec and annotations. Pods of
 // one template share it.

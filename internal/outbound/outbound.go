@@ -17,6 +17,10 @@ import (
 // it means datagrams.
 const Annotation = "dunlin.dev/outbound"
 
+// AnyPort stands for a port that is not known, where an entry is only
+// suggested; no entry may have it.
+const AnyPort = "PORT"
+
 // Bounds of the annotation.
 const (
 	maxText  = 4096

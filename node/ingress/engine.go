@@ -180,21 +180,35 @@ func (e *engine) put(key string, data []byte) error {
 	return err
 }
 
-// target finds the Service's port of a backend. e.mu is held.
-func (e *engine) target(namespace string, b *wire.IngressBackend) (*balance.Target, bool) {
+// Why a rule leads nowhere, for whoever asks: it tells no names.
+const (
+	whyNoService = "this address leads to a service that does not exist"
+	whyNoPort    = "this address leads to a port that the service does not have"
+	whyExternal  = "this address leads to a service of type ExternalName, which the ingress does not serve"
+	whyResource  = "this address leads to something else than a service, which the ingress does not serve"
+)
+
+// target finds the Service's port of a backend, or says why there is none.
+// e.mu is held.
+func (e *engine) target(namespace string, b *wire.IngressBackend) (t *balance.Target, h2c bool, why string) {
 	name := namespace + "/" + b.Service
 	svc := e.pool.Tables.Services[name]
-	if svc == nil || b.Service == "" {
-		return nil, false
+	switch {
+	case b.Service == "":
+		return nil, false, whyResource
+	case svc == nil:
+		return nil, false, whyNoService
+	case svc.ExternalName != "":
+		return nil, false, whyExternal
 	}
 	i := slices.IndexFunc(svc.Ports, func(p wire.ServicePort) bool {
 		return p.Protocol == "TCP" && (b.Name != "" && p.Name == b.Name || b.Name == "" && p.Port == b.Port)
 	})
 	if i < 0 {
-		return nil, false
+		return nil, false, whyNoPort
 	}
 	p := &svc.Ports[i]
-	return e.pool.Targets[balance.TargetKey{Service: name, Port: p.Name, Protocol: p.Protocol}], p.H2C
+	return e.pool.Targets[balance.TargetKey{Service: name, Port: p.Name, Protocol: p.Protocol}], p.H2C, whyNoService
 }
 
 // Connections implements companion.Worker.

@@ -45,6 +45,13 @@ func TestRequestsFindTheirService(t *testing.T) {
 	for _, s := range []string{"none", "dead", "rude", "missing"} {
 		w.rule(s, s+".example", "/", s)
 	}
+	w.rule("port", "port.example", "/", "a", func(i *wire.Ingress) { i.Rules[0].Paths[0].Backend.Port = 81 })
+	w.rule("name", "name.example", "/", "a", func(i *wire.Ingress) {
+		i.Rules[0].Paths[0].Backend = wire.IngressBackend{Service: "a", Name: "q"}
+	})
+	w.item(wire.ItemService+"d/ext", &wire.Service{ExternalName: "elsewhere.example"})
+	w.rule("ext", "ext.example", "/", "ext")
+	w.rule("bucket", "bucket.example", "/", "")
 	w.rule("slow", "slow.example", "/", "slow", func(i *wire.Ingress) { i.Timeout = 1000 })
 	w.publish()
 	c := w.client()
@@ -53,6 +60,10 @@ func TestRequestsFindTheirService(t *testing.T) {
 	for u, want := range map[string]string{
 		"http://other.example/":   "404: no rule for this host and path",
 		"http://missing.example/": "503: this address leads to a service that does not exist",
+		"http://port.example/":    "503: this address leads to a port that the service does not have",
+		"http://name.example/":    "503: this address leads to a port that the service does not have",
+		"http://ext.example/":     "503: this address leads to a service of type ExternalName, which the ingress does not serve",
+		"http://bucket.example/":  "503: this address leads to something else than a service, which the ingress does not serve",
 		"http://none.example/":    "503: no instance of the service is ready",
 		"http://dead.example/":    "502: the service cannot be reached",
 		"http://rude.example/":    "502: the service broke off before it answered",
@@ -72,7 +83,7 @@ func TestRequestsFindTheirService(t *testing.T) {
 			t.Errorf("%s is not counted: %v", faults[f], st.Faults)
 		}
 	}
-	if st.Answers[2] < 2 || st.Answers[5] < 4 || st.Out == 0 || st.PID == 0 || st.Ingresses != 7 {
+	if st.Answers[2] < 2 || st.Answers[5] < 4 || st.Out == 0 || st.PID == 0 || st.Ingresses != 11 {
 		t.Errorf("figures %+v", st)
 	}
 	// An endpoint that refuses is skipped: nothing was sent to it.

@@ -26,7 +26,8 @@ func older(a, b named) int {
 
 // route is where a request goes.
 type route struct {
-	target  *balance.Target // nil: there is no such Service or port
+	target  *balance.Target // nil: it leads nowhere
+	why     string          // and why
 	h2c     bool
 	timeout time.Duration // until the answer begins; 0 is none
 }
@@ -115,14 +116,14 @@ func hostOf(h string) string {
 }
 
 // newRouter builds the table. to finds the target of a backend.
-func newRouter(list []named, to func(namespace string, b *wire.IngressBackend) (*balance.Target, bool)) *router {
+func newRouter(list []named, to func(namespace string, b *wire.IngressBackend) (t *balance.Target, h2c bool, why string)) *router {
 	r := &router{hosts: map[string]*site{}, secure: map[string]bool{}}
 	slices.SortFunc(list, older)
 	ruled := false // the fallback is that of an Ingress that has rules, too
 	for _, ing := range list {
 		leads := func(b *wire.IngressBackend) *route {
 			out := &route{timeout: time.Duration(ing.Timeout) * time.Millisecond}
-			out.target, out.h2c = to(ing.namespace, b)
+			out.target, out.h2c, out.why = to(ing.namespace, b)
 			if out.timeout == 0 && !out.h2c {
 				out.timeout = answerTimeout // a stream of gRPC answers when it has something to say
 			}

@@ -25,10 +25,10 @@ func TestRoutes(t *testing.T) {
 		{"d", "rest", &wire.Ingress{Created: 7, Default: &wire.IngressBackend{Service: "rest"}}},
 	}
 	names := map[*balance.Target]string{}
-	r := newRouter(list, func(_ string, b *wire.IngressBackend) (*balance.Target, bool) {
+	r := newRouter(list, func(_ string, b *wire.IngressBackend) (*balance.Target, bool, string) {
 		to := new(balance.Target)
 		names[to] = b.Service
-		return to, false
+		return to, false, ""
 	})
 	for _, c := range []struct{ host, path, want string }{
 		{"a.example", "/foo", "exact"},
@@ -86,7 +86,7 @@ func FuzzFind(f *testing.F) {
 		f.Add("a.example", s)
 	}
 	list := []named{{"d", "i", &wire.Ingress{Rules: []wire.IngressRule{{Host: "a.example", Paths: []wire.IngressPath{leads("/a", false, "a"), leads("/b", true, "b")}}}}}}
-	r := newRouter(list, func(string, *wire.IngressBackend) (*balance.Target, bool) { return nil, false })
+	r := newRouter(list, func(string, *wire.IngressBackend) (*balance.Target, bool, string) { return nil, false, "" })
 	f.Fuzz(func(t *testing.T, host, p string) {
 		r.find(hostOf(host), p)
 		if c := clean(p); c[0] != '/' || clean(c) != c {

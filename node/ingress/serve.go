@@ -57,7 +57,7 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if to.target == nil {
-		e.refuse(answer, faultEndpoint, http.StatusServiceUnavailable, "this address leads to a service that does not exist")
+		e.refuse(answer, faultEndpoint, http.StatusServiceUnavailable, to.why)
 		return
 	}
 	e.proxy.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), routeKey{}, to)))

@@ -53,6 +53,7 @@ type want struct {
 	external bool
 	health   *balance.Target
 	service  string // namespace/name, for people; "": DNS
+	kind     string // of address or port, one of those in unserved.go
 }
 
 // listener is an open one.
@@ -98,7 +99,7 @@ func (e *engine) wanted() map[place]want {
 			for i := range svc.Ports {
 				if t := e.pool.Targets[balance.TargetKey{Service: name, Port: svc.Ports[i].Name, Protocol: svc.Ports[i].Protocol}]; t != nil {
 					at := place{where: health, protocol: "tcp", addr: netip.AddrPortFrom(netip.IPv6Unspecified(), svc.HealthPort)}
-					out[at] = want{health: t, service: name}
+					out[at] = want{health: t, service: name, kind: KindHealthPort}
 					break
 				}
 			}
@@ -127,7 +128,7 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 			if e.cfg.NetNS == "" {
 				pl.where, pl.addr, pl.name = loopback, netip.AddrPort{}, name+":"+cmp.Or(p.Name, fmt.Sprint(p.Port))
 			}
-			out[pl] = want{t: t, service: name}
+			out[pl] = want{t: t, service: name, kind: KindClusterIP}
 		}
 	}
 	if !t.Reachable(true) {
@@ -136,13 +137,13 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 	if p.NodePort != 0 {
 		for _, a := range e.nodePortAddrs(proto) {
 			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.NodePort)}
-			out[at] = want{t: t, external: true, service: name}
+			out[at] = want{t: t, external: true, service: name, kind: KindNodePort}
 		}
 	}
 	for _, ip := range svc.ExternalIPs {
 		if a, err := netip.ParseAddr(ip); err == nil && slices.Contains(e.cfg.NodeIPs, a) {
 			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.Port)}
-			out[at] = want{t: t, external: true, service: name}
+			out[at] = want{t: t, external: true, service: name, kind: KindExternal}
 		}
 	}
 }
@@ -202,7 +203,7 @@ func (e *engine) listen() {
 			if e.failures[p].err != text {
 				e.log.Warn("service port not served", "place", p.addr, "protocol", p.protocol, "service", w.service, "error", err)
 			}
-			e.failures[p] = failure{text, now.Add(retryListen)}
+			e.failures[p] = failure{text, now.Add(retryListen), w, err}
 			continue
 		}
 		delete(e.failures, p)
@@ -223,6 +224,8 @@ const retryListen = 10 * time.Second
 type failure struct {
 	err   string
 	again time.Time
+	want  want
+	cause error
 }
 
 // detach is a copy of the listener's descriptor.

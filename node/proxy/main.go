@@ -56,6 +56,8 @@ type Status struct {
 	Ports map[string]string `cbor:"11,keyasint,omitempty"`
 	// Goroutines are what a leak would show in.
 	Goroutines int `cbor:"12,keyasint,omitempty"`
+	// Unserved are the Failures that are a Service's.
+	Unserved []Unserved `cbor:"13,keyasint,omitempty"`
 }
 
 // Status implements companion.Worker.
@@ -69,6 +71,9 @@ func (e *engine) Status(h companion.Head) any {
 			s.Failures = map[string]string{}
 		}
 		s.Failures[pl.protocol+" "+pl.addr.String()+pl.name] = f.err
+		if f.want.service != "" {
+			s.Unserved = append(s.Unserved, f.unserved(pl))
+		}
 	}
 	for pl, l := range e.listeners {
 		if pl.name == "" {

@@ -53,7 +53,7 @@ func TestGoGuestCallsOut(t *testing.T) {
 		t.Fatalf("%+v: %s", st, b.log(s))
 	}
 	for name, c := range map[string]struct{ allow, want string }{
-		"none": {"", "no such annotation"},
+		"none": {"", "no such annotation; to allow it, annotate the pod with dunlin.dev/outbound: \"" + addr + "\""},
 		"wide": {"0.0.0.0/0:*", "the node's loopback, which only an entry for just that range opens"},
 		"port": {"127.0.0.1:1", "no entry of the annotation has it"},
 	} {

@@ -69,7 +69,14 @@ int dunlin_dial(const char *host, unsigned short port, int timeout_ms) {
 		infos[i].addr = &addrs[i];
 		infos[i].next = i + 1 < MOST ? &infos[i + 1] : 0;
 	}
-	uint32_t count = 0, e = sock_getaddrinfo(host, strlen(host) + 1, "", 1, &hint, &result, MOST, &count);
+	/* The port is for the message of a refusal. */
+	char service[6] = "";
+	int digits = 0;
+	for (unsigned p = port; p > 0; p /= 10)
+		digits++;
+	for (unsigned p = port; p > 0; p /= 10)
+		service[--digits] = (char)('0' + p % 10);
+	uint32_t count = 0, e = sock_getaddrinfo(host, strlen(host) + 1, service, strlen(service) + 1, &hint, &result, MOST, &count);
 	if (e != 0)
 		return -(int)e;
 	int last = -ENOENT;

@@ -75,7 +75,7 @@ func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, &net.AddrError{Err: "the port is no number", Addr: address}
 	}
-	list, err := lookup(host)
+	list, err := lookup(host, service, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -206,8 +206,8 @@ type sockaddr struct {
 }
 
 // lookup asks the node's DNS. The whole guest waits for it, some seconds at
-// most.
-func lookup(host string) ([]netip.Addr, error) {
+// most. What it will connect to is for the message of a refusal.
+func lookup(host, port string, kind uint32) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{a.Unmap()}, nil
 	}
@@ -220,8 +220,8 @@ func lookup(host string) ([]netip.Addr, error) {
 		}
 	}
 	node := append([]byte(host), 0)
-	service := []byte{0}
-	hint := addrinfo{kind: stream}
+	service := append([]byte(port), 0)
+	hint := addrinfo{kind: uint8(kind)}
 	result, count := pointer(unsafe.Pointer(&infos[0])), uint32(0)
 	e := sockGetaddrinfo(unsafe.Pointer(&node[0]), uint32(len(node)), unsafe.Pointer(&service[0]), uint32(len(service)),
 		unsafe.Pointer(&hint), unsafe.Pointer(&result), answersMost, unsafe.Pointer(&count))

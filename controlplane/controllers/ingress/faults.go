@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/dunlin-project/dunlin/controlplane/ingress"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 )
 
 // fault is what keeps requests from a backend.
@@ -101,17 +102,20 @@ func certificateFaults(ing *networkingv1.Ingress, i int, c *controller) (out []f
 	}
 	sec := get[*corev1.Secret](c, secretGK, ing.Namespace, t.SecretName)
 	if sec == nil {
+		c.isGood(ing, t.SecretName, time.Time{})
 		return []fault{{"NoSuchSecret", fmt.Sprintf("%s: there is no Secret %s/%s: HTTPS for %s is refused", at, ing.Namespace, t.SecretName, hosts)}}
 	}
 	for _, k := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey} {
 		if len(sec.Data[k]) == 0 {
+			c.isGood(ing, t.SecretName, time.Time{})
 			return []fault{{"BadCertificate", fmt.Sprintf("%s: Secret %s/%s has no %s: HTTPS for %s is refused", at, ing.Namespace, t.SecretName, k, hosts)}}
 		}
 	}
 	pair, err := tls.X509KeyPair(sec.Data[corev1.TLSCertKey], sec.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
-		return []fault{{"BadCertificate", fmt.Sprintf("%s: Secret %s/%s: %s: HTTPS for %s is refused", at, ing.Namespace, t.SecretName, strings.TrimPrefix(err.Error(), "tls: "), hosts)}}
+		return []fault{{"BadCertificate", fmt.Sprintf("%s: Secret %s/%s: %s: %s", at, ing.Namespace, t.SecretName, strings.TrimPrefix(err.Error(), "tls: "), c.damaged(ing, t.SecretName, hosts))}}
 	}
+	c.isGood(ing, t.SecretName, pair.Leaf.NotAfter)
 	for _, h := range t.Hosts {
 		if pair.Leaf.VerifyHostname(strings.Replace(h, "*.", "any.", 1)) != nil {
 			out = append(out, fault{"WrongHost", fmt.Sprintf("%s: the certificate in Secret %s/%s is not for %s, but for %s: clients will refuse it", at, ing.Namespace, t.SecretName, h, strings.Join(pair.Leaf.DNSNames, ", "))})
@@ -122,6 +126,38 @@ func certificateFaults(ing *networkingv1.Ingress, i int, c *controller) (out []f
 		out = append(out, fault{"Expired", fmt.Sprintf("%s: the certificate in Secret %s/%s ended on %s: clients will refuse it", at, ing.Namespace, t.SecretName, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))})
 	}
 	return out
+}
+
+// isGood remembers until when the certificate of a Secret is valid that nodes
+// were given; the zero time is that they have none any more.
+func (c *controller) isGood(ing *networkingv1.Ingress, secret string, until time.Time) {
+	key := state.Key{Kind: ingress.Kind, Namespace: ing.Namespace, Name: ing.Name}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if until.IsZero() {
+		delete(c.good[key], secret)
+		return
+	}
+	if c.good[key] == nil {
+		c.good[key] = map[string]time.Time{}
+	}
+	c.good[key][secret] = until
+}
+
+// damaged says what a certificate that cannot be read means: nodes go on with
+// the one before it, where they had one.
+func (c *controller) damaged(ing *networkingv1.Ingress, secret, hosts string) string {
+	c.mu.Lock()
+	until, ok := c.good[state.Key{Kind: ingress.Kind, Namespace: ing.Namespace, Name: ing.Name}][secret]
+	c.mu.Unlock()
+	date := until.UTC().Format(time.RFC3339)
+	switch {
+	case !ok:
+		return fmt.Sprintf("HTTPS for %s is refused, but by nodes that were given a good certificate before: they go on with that one until they start anew", hosts)
+	case c.env.Clock.Now().After(until):
+		return fmt.Sprintf("nodes go on with the last good certificate for %s, which ended on %s: clients will refuse it", hosts, date)
+	}
+	return fmt.Sprintf("nodes go on with the last good certificate for %s, which is valid until %s; a node that starts anew has none", hosts, date)
 }
 
 // conflicts lists what an older Ingress has already. Pure.

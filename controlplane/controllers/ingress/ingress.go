@@ -44,11 +44,14 @@ type controller struct {
 
 	mu   sync.Mutex
 	told map[state.Key]string // problems that an event told of in this term
+	// good is, of an Ingress, until when the last readable certificate of each
+	// Secret is valid, as seen in this term.
+	good map[state.Key]map[string]time.Time
 }
 
 // New makes the controller.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env: env, told: map[state.Key]string{}}
+	c := &controller{env: env, told: map[state.Key]string{}, good: map[state.Key]map[string]time.Time{}}
 	return &loop.Controller{
 		Name: "ingress", Delay: gather,
 		Sources: []loop.Source{
@@ -125,6 +128,7 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 	if apierrors.IsNotFound(err) {
 		c.mu.Lock()
 		delete(c.told, key)
+		delete(c.good, key)
 		c.mu.Unlock()
 		return 0, nil
 	}

@@ -165,6 +165,7 @@ func TestFaultsAreTold(t *testing.T) {
 	mixed[corev1.TLSPrivateKeyKey] = good[corev1.TLSPrivateKeyKey]
 	put(mixed)
 	expect("BadCertificate", "private key does not match", 1)
+	expect("BadCertificate", "HTTPS for a.example is refused, but by nodes that were given a good certificate before", 1)
 	put(certificate(t, w.Now().Add(24*time.Hour), "c.example"))
 	expect("WrongHost", "is not for a.example, but for c.example", 1)
 	put(certificate(t, w.Now().Add(-24*time.Hour), "a.example"))
@@ -172,6 +173,11 @@ func TestFaultsAreTold(t *testing.T) {
 	put(good)
 	put(mixed)
 	expect("BadCertificate", "private key does not match", 2)
+	expect("BadCertificate", "nodes go on with the last good certificate for a.example, which is valid until "+w.Now().Add(24*time.Hour).UTC().Format(time.RFC3339), 1)
+	put(map[string][]byte{corev1.TLSCertKey: []byte("x")})
+	expect("BadCertificate", "has no tls.key: HTTPS for a.example is refused", 2)
+	put(mixed)
+	expect("BadCertificate", "HTTPS for a.example is refused, but by nodes", 2)
 	expect("NoSuchService", "", 3) // each place once
 }
 

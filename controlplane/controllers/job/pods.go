@@ -12,6 +12,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/claim"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // class is where a pod stands, as its Job sees it.
@@ -29,8 +30,8 @@ const (
 // one is not wanted any more. The latter is written before the pod is
 // deleted, so that its end never counts as a failure.
 const (
-	replacesAnnotation   = "dunlin.dev/replaces"
-	supersededAnnotation = "dunlin.dev/superseded"
+	replacesAnnotation   = manifests.AnnotationReplaces
+	supersededAnnotation = manifests.AnnotationSuperseded
 	byPair               = "pair"    // the other pod of the pair succeeded: a success of this one does not count
 	bySurplus            = "surplus" // suspended, or more than are wanted
 )

@@ -22,10 +22,10 @@ import (
 
 const (
 	// SinceAnnotation holds the RFC 3339 time of the mark.
-	SinceAnnotation = "dunlin.dev/lost-since"
+	SinceAnnotation = manifests.AnnotationLostSince
 	// ReturnedAnnotation holds from when to when the pod had the mark: two RFC
 	// 3339 times with a slash between (an interval of ISO 8601).
-	ReturnedAnnotation = "dunlin.dev/returned"
+	ReturnedAnnotation = manifests.AnnotationReturned
 	// Reason of the DisruptionTarget condition.
 	Reason = "NodeUnreachable"
 )

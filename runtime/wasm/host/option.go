@@ -112,6 +112,9 @@ func (d *dialer) setOption(_ context.Context, mod api.Module, stack []uint64) ui
 	if uint32(stack[1]) != 0 {
 		return eNotsup
 	}
+	if c.fd == noSocket {
+		return 0
+	}
 	if name := uint32(stack[2]); name == optRcvtimeo || name == optSndtimeo {
 		t, ok := timevalOf(b)
 		if !ok {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +53,7 @@ type gate struct {
 	// address, so that is what is checked: a name that means something else by
 	// now opens nothing that it did not open.
 	known map[string][]netip.Addr
-	names []string // of known, the oldest first
+	names []string // of known, that which was asked for last at the end
 	local func(netip.Addr) bool
 }
 
@@ -86,20 +88,71 @@ func (g *gate) refused(what, why, hint string) {
 		return
 	}
 	text := fmt.Sprintf("dunlin: %s is refused: %s; to allow it, annotate the pod with %s: %q\n", what, why, outbound.Annotation, hint)
+	if strings.Contains(hint, ":"+outbound.AnyPort) {
+		text = strings.TrimSuffix(text, "\n") + ", where " + outbound.AnyPort + " is the one that it connects to\n"
+	}
 	if len(g.told) > complaints {
 		text = fmt.Sprintf("dunlin: more destinations are refused, which are not told (annotation %s)\n", outbound.Annotation)
 	}
 	_, _ = io.WriteString(g.log, text)
 }
 
+// entry is what the annotation would have to say of a host; port 0 is one that
+// is not known yet.
+func entry(host string, port uint16, udp bool) string {
+	p := outbound.AnyPort
+	if port != 0 {
+		p = strconv.Itoa(int(port))
+	}
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	if udp {
+		p += "/udp"
+	}
+	return host + ":" + p
+}
+
+// none says why nothing is allowed that no entry has.
+func (g *gate) none() string {
+	if len(g.rules) == 0 {
+		return "the pod has no such annotation"
+	}
+	return "no entry of the annotation has it"
+}
+
+// localhost resolves the names of the loopback, which DNS is not asked for (RFC
+// 6761): no name opens it, an entry for just its addresses does.
+func (g *gate) localhost(name string, port uint16, udp bool) (out []netip.Addr, errno uint32) {
+	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
+		if within, _, _ := outbound.Special(a); g.rules.Opens(a, within) {
+			out = append(out, a)
+		}
+	}
+	if len(out) == 0 {
+		g.refused("the name "+clipName(name), "that is the node's loopback, which only an entry for its address opens", entry("127.0.0.1", port, udp))
+		return nil, eAcces
+	}
+	return out, 0
+}
+
+func isLocalhost(name string) bool {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	return name == "localhost" || strings.HasSuffix(name, ".localhost")
+}
+
 // resolve finds the addresses of a name that may be looked up. What they must
-// not be reached by that name at is left out.
-func (g *gate) resolve(name string) ([]netip.Addr, uint32) {
+// not be reached by that name at is left out. The port is what the guest means
+// to connect to, 0 if it did not say.
+func (g *gate) resolve(name string, port uint16, udp bool) ([]netip.Addr, uint32) {
 	if a, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{a.Unmap()}, 0
 	}
+	if isLocalhost(name) {
+		return g.localhost(name, port, udp)
+	}
 	if !g.rules.Resolves(name) {
-		g.refused("the name "+clipName(name), "no entry of the annotation has it", clipName(name)+":443")
+		g.refused("the name "+clipName(name), g.none(), entry(clipName(name), port, udp))
 		return nil, eAcces
 	}
 	list, err := g.resolver.lookup(name)
@@ -112,7 +165,7 @@ func (g *gate) resolve(name string) ([]netip.Addr, uint32) {
 	var out []netip.Addr
 	for _, a := range list {
 		if within, what, special := g.special(a); special && !g.rules.Opens(a, within) {
-			g.refused(fmt.Sprintf("the name %s for %s", clipName(name), a), "that is "+what+", which no name opens", netip.AddrPortFrom(a, 443).String())
+			g.refused(fmt.Sprintf("the name %s for %s", clipName(name), a), "that is "+what+", which no name opens", entry(a.String(), port, udp))
 			continue
 		}
 		out = append(out, a)
@@ -126,13 +179,13 @@ func (g *gate) resolve(name string) ([]netip.Addr, uint32) {
 
 func (g *gate) remember(name string, list []netip.Addr) {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
-	if g.known[name] == nil {
-		if len(g.names) >= namesMost {
-			delete(g.known, g.names[0])
-			g.names = g.names[1:]
-		}
-		g.names = append(g.names, name)
+	if i := slices.Index(g.names, name); i >= 0 {
+		g.names = slices.Delete(g.names, i, i+1)
+	} else if len(g.names) >= namesMost {
+		delete(g.known, g.names[0])
+		g.names = g.names[1:]
 	}
+	g.names = append(g.names, name)
 	var all []netip.Addr
 	for _, a := range g.known[name] {
 		if !containsAddr(list, a) {
@@ -170,21 +223,29 @@ func (g *gate) may(to netip.AddrPort, udp bool) bool {
 	if g.rules.ByAddress(a, to.Port(), udp, within) {
 		return true
 	}
-	why := "no entry of the annotation has it"
-	if special {
+	why, host, of := g.none(), a.String(), ""
+	switch {
+	case special && len(g.rules) > 0:
 		why = "that is " + what + ", which only an entry for just that range opens"
-	} else {
-		for name, list := range g.known {
-			if containsAddr(list, a) && g.rules.ByName(name, to.Port(), udp) {
+	case !special:
+		for i := len(g.names) - 1; i >= 0; i-- { // the newest name is what was most likely meant
+			name := g.names[i]
+			if !containsAddr(g.known[name], a) {
+				continue
+			}
+			if g.rules.ByName(name, to.Port(), udp) {
 				return true
+			}
+			if of == "" {
+				host, of = name, a.String()+", "
 			}
 		}
 	}
-	hint, protocol := netip.AddrPortFrom(a, to.Port()).String(), "tcp"
+	protocol := "tcp"
 	if udp {
-		hint, protocol = hint+"/udp", "udp"
+		protocol = "udp"
 	}
-	g.refused(fmt.Sprintf("a connection to %s (%s)", netip.AddrPortFrom(a, to.Port()), protocol), why, hint)
+	g.refused(fmt.Sprintf("a connection to %s (%s%s)", entry(host, to.Port(), false), of, protocol), why, entry(host, to.Port(), udp))
 	return false
 }
 

@@ -63,7 +63,7 @@ func TestNamesOpenTheirAddresses(t *testing.T) {
 		t.Error("an address that nobody named")
 	}
 	answer.Store("192.0.2.1")
-	if list, e := g.resolve("API.test"); e != 0 || len(list) != 1 || !g.may(at("192.0.2.1:443"), false) {
+	if list, e := g.resolve("API.test", 443, false); e != 0 || len(list) != 1 || !g.may(at("192.0.2.1:443"), false) {
 		t.Fatal(list, e)
 	}
 	if g.may(at("192.0.2.1:80"), false) || g.may(at("192.0.2.1:443"), true) || g.may(at("192.0.2.2:443"), false) || !g.may(at("10.9.1.1:80"), false) || !g.may(at("[::ffff:10.9.1.1]:80"), false) {
@@ -72,7 +72,7 @@ func TestNamesOpenTheirAddresses(t *testing.T) {
 	// Rebinding: to the node, its loopback, a cloud's metadata.
 	for _, to := range []string{"127.0.0.1", "169.254.169.254", "192.0.2.99", "0.0.0.0"} {
 		answer.Store(to)
-		if list, e := g.resolve("api.test"); e != eAcces {
+		if list, e := g.resolve("api.test", 443, false); e != eAcces {
 			t.Errorf("%s: %v %d", to, list, e)
 		}
 		if g.may(netip.AddrPortFrom(netip.MustParseAddr(to), 443), false) {
@@ -82,11 +82,11 @@ func TestNamesOpenTheirAddresses(t *testing.T) {
 	if g.may(at("[::ffff:127.0.0.1]:443"), false) || g.may(at("[64:ff9b::7f00:1]:443"), false) {
 		t.Error("a way around")
 	}
-	if _, e := g.resolve("other.test"); e != eAcces {
+	if _, e := g.resolve("other.test", 8443, false); e != eAcces {
 		t.Error("a name that no rule has was looked up")
 	}
 	answer.Store("")
-	if _, e := g.resolve("api.test"); e != eNoent {
+	if _, e := g.resolve("api.test", 443, false); e != eNoent {
 		t.Error(e)
 	}
 	if !g.may(at("192.0.2.1:443"), false) {
@@ -104,6 +104,61 @@ func TestNamesOpenTheirAddresses(t *testing.T) {
 	text := log.String()
 	if n := strings.Count(text, "\n"); n != complaints+1 || !strings.Contains(text, `annotate the pod with dunlin.dev/outbound: "192.0.2.1:443"`) || !strings.Contains(text, "which are not told") {
 		t.Errorf("%d lines: %s", n, text)
+	}
+}
+
+// A refusal names the entry that would do, with the host and the port that the
+// guest asked for; with that entry the same attempt is let through.
+func TestRefusalsNameTheEntryThatHelps(t *testing.T) {
+	var answer atomic.Value
+	server := nameServer(t, &answer)
+	for what, c := range map[string]struct {
+		allow, answer, host string
+		port                uint16
+		udp                 bool
+		want                string
+	}{
+		"a name":             {"x.test:1", "192.0.2.1", "api.test", 1883, false, "api.test:1883"},
+		"without annotation": {"", "192.0.2.1", "api.test", 1883, false, "api.test:1883"},
+		"another port":       {"api.test:443", "192.0.2.1", "api.test", 80, false, "api.test:80"},
+		"datagrams":          {"api.test:443", "192.0.2.1", "api.test", 443, true, "api.test:443/udp"},
+		"localhost":          {"x.test:1", "", "localhost", 8080, false, "127.0.0.1:8080"},
+		"a name of loopback": {"api.test:8080", "127.0.0.1", "api.test", 8080, false, "127.0.0.1:8080"},
+		"an address":         {"", "", "198.51.100.7", 25, false, "198.51.100.7:25"},
+		"an address of IPv6": {"x.test:1", "", "2001:db8::1", 25, false, "[2001:db8::1]:25"},
+		"loopback's address": {"0.0.0.0/0:*", "", "127.0.0.1", 25, false, "127.0.0.1:25"},
+		"a name's datagrams": {"x.test:1", "192.0.2.1", "api.test", 53, true, "api.test:53/udp"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			answer.Store(c.answer)
+			reaches := func(allow string) (bool, []Refusal, string) {
+				var log bytes.Buffer
+				var told []Refusal
+				g, err := newGate(Outbound{Allow: allow, DNS: []string{server}}, &log)
+				if err != nil {
+					t.Fatal(err)
+				}
+				g.local, g.note = func(netip.Addr) bool { return false }, func(l []Refusal) { told = l }
+				list, e := g.resolve(c.host, c.port, c.udp)
+				return e == 0 && g.may(netip.AddrPortFrom(list[0], c.port), c.udp), told, log.String()
+			}
+			ok, told, log := reaches(c.allow)
+			if ok || len(told) != 1 || told[0].Entry != c.want || !strings.Contains(log, `"`+c.want+`"`) {
+				t.Fatalf("%v %+v: %s", ok, told, log)
+			}
+			if ok, told, _ := reaches(strings.TrimPrefix(c.allow+", "+told[0].Entry, ", ")); !ok {
+				t.Errorf("what was suggested does not help: %+v", told)
+			}
+		})
+	}
+	// A guest that does not say the port with the name.
+	var log bytes.Buffer
+	g, err := newGate(Outbound{Allow: "x.test:1"}, &log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, e := g.resolve("api.test", 0, false); e != eAcces || strings.Contains(log.String(), "443") || !strings.Contains(log.String(), `"api.test:PORT", where PORT is the one`) {
+		t.Error(e, log.String())
 	}
 }
 

@@ -134,7 +134,9 @@ func (p *poller) subscribe(ctx context.Context, mod api.Module, i int, sub []byt
 			p.add(i, p.stdin, events)
 			return subState{}, 0
 		}
-		if c := p.sockets.conn(fd); c != nil {
+		if c := p.sockets.conn(fd); c != nil && c.fd == noSocket {
+			return subState{ready: true}, 0 // as one that was never connected
+		} else if c != nil {
 			p.add(i, c.fd, events)
 			return subState{}, 0
 		}

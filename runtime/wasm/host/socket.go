@@ -314,6 +314,9 @@ func (c *conn) Close() sys.Errno {
 		delete(c.set.conns, c.guest)
 	}
 	c.set.mu.Unlock()
+	if c.fd == noSocket {
+		return 0
+	}
 	return errnoOf(unix.Close(c.fd))
 }
 

@@ -1,0 +1,69 @@
+package proxy
+
+import (
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/dunlin-project/dunlin/node/companion"
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+// direct is an engine in this process, fed with one Service.
+func direct(t testing.TB, svc *wire.Service, backend netip.AddrPort) *engine {
+	t.Helper()
+	e := newEngine(slog.New(slog.DiscardHandler))
+	e.cfg = Settings{Node: "n", Zone: "default"}
+	t.Cleanup(e.LetGo)
+	var items []wire.ServiceItem
+	for key, v := range map[string]any{
+		wire.ItemService + "d/s": svc,
+		wire.ItemSlice + "d/s": &wire.Slice{Service: "s", Ports: []wire.SlicePort{{Name: "p", Protocol: svc.Ports[0].Protocol, Port: backend.Port()}},
+			Endpoints: []wire.Endpoint{{Address: backend.Addr().AsSlice(), State: readyState, Node: "n"}}},
+	} {
+		b, err := wire.EncodeItem(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		items = append(items, wire.ServiceItem{Key: key, Data: b})
+	}
+	e.Apply(items, nil, true)
+	return e
+}
+
+// What cannot be served is said with all that people need to mend it, and not
+// any more once it is served.
+func TestUnservedPortsAreNamed(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(l.Addr().(*net.TCPAddr).Port)
+	e := direct(t, &wire.Service{Ports: []wire.ServicePort{{Name: "p", Protocol: "TCP", Port: 80, NodePort: port}}}, backendServer(t, "a"))
+	st := e.Status(companion.Head{}).(*Status)
+	b, err := wire.EncodeItem(st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Status
+	if err := wire.DecodeItem(b, &read); err != nil {
+		t.Fatal(err)
+	}
+	want := Unserved{Service: "d/s", Kind: KindNodePort, Protocol: "TCP", Addr: netip.AddrPortFrom(netip.IPv6Unspecified(), port), Why: WhyTaken, Error: "address already in use"}
+	if len(read.Unserved) != 1 || read.Unserved[0] != want {
+		t.Fatalf("%+v", read.Unserved)
+	}
+	_ = l.Close()
+	e.mu.Lock()
+	for p, f := range e.failures {
+		f.again = time.Time{}
+		e.failures[p] = f
+	}
+	e.mu.Unlock()
+	e.tick(time.Now())
+	if st := e.Status(companion.Head{}).(*Status); len(st.Unserved) != 0 || st.Listeners != 1 {
+		t.Fatalf("%+v", st)
+	}
+}
