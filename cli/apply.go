@@ -29,13 +29,13 @@ import (
 
 type applyOptions struct {
 	files  []string
-	dryRun bool
+	dryRun dryRun
 	force  bool
 	output string
 }
 
 func (a *app) applyCmd() *cobra.Command {
-	var o applyOptions
+	o := applyOptions{dryRun: dryRunNone}
 	c := &cobra.Command{
 		Use:   "apply -f FILE...",
 		Short: "Create or change objects as the manifests say",
@@ -54,7 +54,8 @@ exit code is then 1.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.apply(cmd.Context(), o) },
 	}
 	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil, "file, folder or - (standard input); may be given several times")
-	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "let the server check it all, and change nothing")
+	c.Flags().Var(&o.dryRun, "dry-run", "change nothing: `server` lets the server check it all (also without a value), client checks what can be without one")
+	c.Flags().Lookup("dry-run").NoOptDefVal = string(dryRunServer)
 	c.Flags().BoolVar(&o.force, "force-conflicts", false, "take over fields that another manager owns")
 	c.Flags().StringVarP(&o.output, "output", "o", "", "print the result as yaml, json or name")
 	return a.namespaced(c)
@@ -178,6 +179,9 @@ func (a *app) apply(ctx context.Context, o applyOptions) error {
 	if err != nil {
 		return err
 	}
+	if o.dryRun == dryRunClient {
+		return a.applyHere(ctx, docs, o)
+	}
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -202,10 +206,11 @@ func (a *app) apply(ctx context.Context, o applyOptions) error {
 // will never do (invalid, not to be read) keeps the others from being applied:
 // an object may need one that comes before it, a namespace for instance.
 func (a *app) checkAll(ctx context.Context, c *client.Client, all []client.Resource, docs []manifest, o applyOptions) error {
-	if o.dryRun || len(docs) < 2 {
+	bad := sameNodePorts(docs, c.Namespace)
+	dry := o.dryRun == dryRunServer
+	if dry && len(bad) == 0 || len(docs) < 2 {
 		return nil
 	}
-	var bad []error
 	for _, d := range docs {
 		r, err := client.ByKind(all, d.gvk)
 		if err != nil {
@@ -215,12 +220,12 @@ func (a *app) checkAll(ctx context.Context, c *client.Client, all []client.Resou
 			bad = append(bad, fmt.Errorf("%s: %w", d.source, errNoName))
 			continue
 		}
-		o.dryRun = true
+		o.dryRun = dryRunServer
 		err = send(ctx, c, r.Path(d.namespaceOr(c.Namespace), d.name), d.json, o, &map[string]any{})
 		if client.IsNotFound(err) {
 			err = d.check(c.Namespace) // its namespace is still to be made, so it is new
 		}
-		if errors.Is(err, errInvalid) || client.IsInvalid(err) {
+		if errors.Is(err, errInvalid) || client.IsInvalid(err) && (dry || !isTaken(err)) {
 			bad = append(bad, d.refused(err))
 		}
 	}
@@ -262,7 +267,7 @@ func (m manifest) check(namespace string) error {
 // send applies one object.
 func send(ctx context.Context, c *client.Client, path string, body []byte, o applyOptions, into *map[string]any) error {
 	q := url.Values{"fieldManager": {"dunlin"}, "fieldValidation": {"Strict"}, "force": {strconv.FormatBool(o.force)}}
-	if o.dryRun {
+	if o.dryRun == dryRunServer {
 		q.Set("dryRun", "All")
 	}
 	return c.JSON(ctx, client.Request{Method: http.MethodPatch, Path: path, Query: q, ContentType: "application/apply-patch+yaml", Body: body}, into)
@@ -368,7 +373,7 @@ func (a *app) applyTo(ctx context.Context, c *client.Client, all []client.Resour
 	case sameButBookkeeping(before, after):
 		verb = "unchanged"
 	}
-	if o.dryRun {
+	if o.dryRun == dryRunServer {
 		verb += " (dry run)"
 	}
 	a.printf("%s/%s %s\n", r, d.name, verb)

@@ -271,7 +271,7 @@ func TestUsageSaysWhatIsRight(t *testing.T) {
 		"agent --max-pods x":      {exitUsage, []string{"--max-pods=x: a whole number is wanted"}},
 		"agent --max-pods 0":      {exitUsage, []string{"--max-pods=0: must be at least 1"}},
 		"agent --gossip-port -1":  {exitUsage, []string{"--gossip-port=-1: a whole number from 0 to 65535"}},
-		"apply --dry-run=x":       {exitUsage, []string{"--dry-run=x: true or false"}},
+		"apply --dry-run=x":       {exitUsage, []string{"--dry-run=x: server, client or none is wanted"}},
 		"drain n --timeout=5":     {exitUsage, []string{"--timeout=5: a time such as 30s"}},
 		"agent --node-labels x":   {exitUsage, []string{"--node-labels=x: key=value"}},
 		"agent --node-labels kubernetes.io/arch=x":           {exitUsage, []string{"finds out by itself"}},

@@ -149,6 +149,9 @@ func (r *Registry) insert(ctx context.Context, served, stored *manifests.Kind, o
 		if _, ok := r.find(stored, m.GetNamespace(), m.GetName()); ok {
 			return nil, "", apierrors.NewAlreadyExists(gr(served), m.GetName())
 		}
+		if claim = r.heldClaim(rec); claim != "" {
+			return nil, claim, claimed(served, m.GetName(), claim)
+		}
 		out, err := r.decodeDry(served, rec)
 		return out, "", err
 	}
@@ -165,6 +168,27 @@ func (r *Registry) insert(ctx context.Context, served, stored *manifests.Kind, o
 	}
 	out, err = r.written(served, res.Record)
 	return out, "", err
+}
+
+// heldClaim names a claim of a record that another object holds; "" is none.
+// Only a dry run asks: else the state machine does.
+func (r *Registry) heldClaim(rec *state.Record) (held string) {
+	if len(rec.Header.Claims) == 0 {
+		return ""
+	}
+	r.cfg.Durable.Snapshot().Range(rec.Header.Key.Kind, "", state.Key{}, func(o *state.Record) bool {
+		if o.Header.Key == rec.Header.Key {
+			return true
+		}
+		for _, c := range rec.Header.Claims {
+			if slices.Contains(o.Header.Claims, c) {
+				held = c
+				return false
+			}
+		}
+		return true
+	})
+	return held
 }
 
 // decodeDry shows what a dry run would have stored.

@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -378,6 +379,30 @@ func TestServiceAllocation(t *testing.T) {
 	fixed := as[*corev1.Service](t, w.create(svc("fixed", corev1.ServiceTypeClusterIP, "10.43.0.10", 0)), nil)
 	if _, err := w.Create(ctx, svc("taken", corev1.ServiceTypeClusterIP, "10.43.0.10", 0), WriteOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("taken address: %v", err)
+	}
+	// A dry run sees that, too, and what another one's node port is; not its own.
+	if _, err := w.Create(ctx, svc("taken", corev1.ServiceTypeClusterIP, "10.43.0.10", 0), WriteOptions{DryRun: true}); !apierrors.IsInvalid(err) {
+		t.Errorf("taken address, dry run: %v", err)
+	}
+	port := as[*corev1.Service](t, w.create(svc("port", corev1.ServiceTypeNodePort, "", 31234)), nil).Spec.Ports[0].NodePort
+	if _, err := w.Create(ctx, svc("taken", corev1.ServiceTypeNodePort, "", port), WriteOptions{DryRun: true}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "provided port is already allocated") {
+		t.Errorf("taken port, dry run: %v", err)
+	}
+	for name, ok := range map[string]bool{"port": true, "s2": false} {
+		_, err := w.Update(ctx, svcGK, "default", name, Main, func(o runtime.Object) (runtime.Object, error) {
+			o.(*corev1.Service).Spec.Ports[0].NodePort = port
+			o.(*corev1.Service).Spec.Ports[0].TargetPort.IntVal = 8080
+			return o, nil
+		}, WriteOptions{DryRun: true})
+		if (err == nil) != ok {
+			t.Errorf("dry-run update of %s: %v", name, err)
+		}
+	}
+	// The same family twice is one complaint, about what was written.
+	twice := svc("twice", corev1.ServiceTypeClusterIP, "", 0)
+	twice.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv4Protocol}
+	if _, err := w.Create(ctx, twice, WriteOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.ipFamilies[1]: Duplicate value") || strings.Contains(err.Error(), "dual-stack") || strings.Contains(err.Error(), "clusterIP") {
+		t.Errorf("a family twice: %v", err)
 	}
 	if _, err := w.Create(ctx, svc("far", corev1.ServiceTypeClusterIP, "192.0.2.1", 0), WriteOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("address out of range: %v", err)

@@ -165,6 +165,9 @@ func (r *Registry) allocateIPs(s *corev1.Service, free func(string) bool) (chose
 	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
 		spec.ClusterIP = spec.ClusterIPs[0]
 	}
+	if len(spec.IPFamilies) == 2 && spec.IPFamilies[0] == spec.IPFamilies[1] {
+		return nil, nil // validation says so, and of what would follow from it nothing is said
+	}
 	if err := r.families(s); err != nil {
 		return nil, err
 	}

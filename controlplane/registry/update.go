@@ -78,6 +78,9 @@ func (r *Registry) tryUpdate(ctx context.Context, served, stored *manifests.Kind
 		out, err = r.DecodeAs(served, rec)
 		return out, false, err
 	case o.DryRun:
+		if claim := r.heldClaim(next); claim != "" {
+			return nil, false, claimed(served, rec.Header.Key.Name, claim)
+		}
 		next.Header.ResourceVersion = rec.Header.ResourceVersion
 		out, err = r.decodeDry(served, next)
 		return out, false, err

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -70,8 +71,9 @@ func Main[S any](name, purpose string, args []string, worker func(dir string, lo
 	// What lives is small; what dies is a buffer now and then.
 	debug.SetGCPercent(50)
 	raiseFiles()
-	log := slog.New(slog.NewTextHandler(&boundedLog{path: filepath.Join(args[0], "log")}, nil))
-	p := &process[S]{dir: args[0], build: args[1], log: log, worker: worker(args[0], log), stop: make(chan struct{})}
+	file := &boundedLog{path: filepath.Join(args[0], "log")}
+	log := slog.New(slog.NewTextHandler(file, nil))
+	p := &process[S]{dir: args[0], build: args[1], log: log, logFile: file, worker: worker(args[0], log), stop: make(chan struct{})}
 	if err := p.run(name); err != nil {
 		log.Error("process ends", "error", err)
 		fmt.Fprintln(os.Stderr, err)
@@ -99,7 +101,14 @@ type process[S any] struct {
 	stop       chan struct{}
 	once       sync.Once
 	feeding    sync.Mutex // one agent at a time
-	inode      uint64
+	logFile    *boundedLog
+	// agents are the control connections that are no mere questions.
+	agents atomic.Int64
+	given  atomic.Bool // a successor has the listeners
+
+	mu       sync.Mutex
+	listener *net.UnixListener
+	inode    uint64
 }
 
 func (p *process[S]) run(name string) error {
@@ -108,8 +117,7 @@ func (p *process[S]) run(name string) error {
 		p.log.Warn("listeners of the predecessor are not taken over", "error", err)
 	}
 	p.worker.Park(parked)
-	l, err := p.bind()
-	if err != nil {
+	if err := p.bind(); err != nil {
 		return err
 	}
 	p.log.Info("process serves", "program", name, "build", p.build, "version", version.Version, "pid", os.Getpid(), "taken_over", len(parked))
@@ -120,29 +128,52 @@ func (p *process[S]) run(name string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go p.worker.Run(ctx)
-	go p.accept(l)
 	go p.watchSocket(ctx)
 	<-p.stop
-	_ = l.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = p.listener.Close()
 	return nil
 }
 
-// bind listens on the control socket, which replaces a predecessor's.
-func (p *process[S]) bind() (*net.UnixListener, error) {
+// bind listens on the control socket, which replaces a predecessor's, or this
+// process's own that was removed.
+func (p *process[S]) bind() error {
 	tmp := filepath.Join(p.dir, fmt.Sprintf(".socket.%d", os.Getpid()))
 	_ = os.Remove(tmp)
 	old := unix.Umask(0o177)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
 	unix.Umask(old)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
+		return fmt.Errorf("listen: %w", err)
 	}
 	l.SetUnlinkOnClose(false)
 	if err := os.Rename(tmp, Socket(p.dir)); err != nil {
-		return nil, fmt.Errorf("put the control socket in its place: %w", err)
+		_ = l.Close()
+		return fmt.Errorf("put the control socket in its place: %w", err)
 	}
-	p.inode = inodeOf(Socket(p.dir))
-	return l, nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listener != nil {
+		_ = p.listener.Close()
+	}
+	p.listener, p.inode = l, inodeOf(Socket(p.dir))
+	go p.accept(l)
+	return nil
+}
+
+// bindAgain makes what somebody removed: an agent is there, and wants this
+// process. A process that may see nothing but its old folder cannot.
+func (p *process[S]) bindAgain() error {
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return fmt.Errorf("folder of the process: %w", err)
+	}
+	if err := p.bind(); err != nil {
+		return err
+	}
+	p.logFile.reopen()
+	p.log.Warn("the folder or the socket of this process was removed, and is there again")
+	return nil
 }
 
 func inodeOf(path string) uint64 {
@@ -157,7 +188,8 @@ func inodeOf(path string) uint64 {
 }
 
 // watchSocket ends a process whose socket is not in its place any more, once
-// its connections are over: a successor took over, or the folder is gone.
+// its connections are over: a successor took over, or it was retired, or the
+// folder is gone and no agent is there for whom to make it again.
 func (p *process[S]) watchSocket(ctx context.Context) {
 	t := time.NewTicker(3 * time.Second)
 	defer t.Stop()
@@ -167,9 +199,21 @@ func (p *process[S]) watchSocket(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		if inodeOf(Socket(p.dir)) == p.inode {
+		p.mu.Lock()
+		own := p.inode
+		p.mu.Unlock()
+		now := inodeOf(Socket(p.dir))
+		if now == own {
 			continue
 		}
+		if now == 0 && !p.given.Load() && p.agents.Load() > 0 {
+			err := p.bindAgain()
+			if err == nil {
+				continue
+			}
+			p.log.Warn("the socket of this process was removed; its agent starts another one", "error", err)
+		}
+		p.given.Store(true)
 		p.worker.LetGo()
 		if p.worker.Connections() == 0 {
 			p.end()
@@ -200,6 +244,9 @@ func (p *process[S]) serve(c *net.UnixConn) error {
 	if err := sameUser(c); err != nil {
 		return err
 	}
+	p.agents.Add(1)
+	agent := sync.OnceFunc(func() { p.agents.Add(-1) })
+	defer agent()
 	var keys map[string]bool // of the first delta of this connection
 	first := true
 	for {
@@ -212,8 +259,10 @@ func (p *process[S]) serve(c *net.UnixConn) error {
 			p.end()
 			return nil
 		case cmd.HandOver:
+			agent()
 			return p.handOver(c)
 		case cmd.Ask:
+			agent()
 			if err := writeFrame(c, p.worker.Status(Head{Build: p.build, PID: os.Getpid()})); err != nil {
 				return err
 			}
@@ -254,6 +303,7 @@ func (p *process[S]) handOver(c *net.UnixConn) error {
 	if err := readFrame(c, &t); err != nil {
 		return fmt.Errorf("the successor did not take the listeners: %w", err)
 	}
+	p.given.Store(true)
 	p.worker.LetGo()
 	p.log.Info("a successor has the listeners; connections go on to their end", "connections", p.worker.Connections())
 	return nil
@@ -288,6 +338,16 @@ type boundedLog struct {
 }
 
 const logMost = 256 << 10
+
+// reopen has the next line begin a new file: the folder of this one is gone.
+func (b *boundedLog) reopen() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.f != nil {
+		_ = b.f.Close()
+		b.f = nil
+	}
+}
 
 func (b *boundedLog) Write(p []byte) (int, error) {
 	b.mu.Lock()

@@ -59,9 +59,6 @@ const (
 
 // Run until ctx ends. The process goes on.
 func (s *Supervisor[S]) Run(ctx context.Context) error {
-	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
-		return fmt.Errorf("folder of the process: %w", err)
-	}
 	var told string
 	for try := 0; ; try++ {
 		began := time.Now()
@@ -102,17 +99,21 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 		}
 		settings, ready = s.Settings()
 	}
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil { // each time: somebody may have removed it
+		return fmt.Errorf("folder of the process: %w", err)
+	}
 	c, found, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
+	w := &watched{dir: s.Dir, c: c}
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	sub := s.Subscribe()
 	defer sub.Close()
 	if found {
-		if err := s.leave(ctx, c, sub); err != nil {
+		if err := s.leave(ctx, w, sub); err != nil {
 			return err
 		}
 	}
@@ -131,8 +132,8 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 			case <-sub.News():
 				waiting = false
 			case <-t.C:
-				if gone(c) {
-					return errors.New("the process ended")
+				if err := w.look(); err != nil {
+					return err
 				}
 				if next, ok := s.Settings(); ok && !s.Equal(&next, &settings) {
 					settings, waiting = next, false
@@ -146,7 +147,7 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 }
 
 // leave does nothing while what the process knows is better.
-func (s *Supervisor[S]) leave(ctx context.Context, c *net.UnixConn, sub Feed) error {
+func (s *Supervisor[S]) leave(ctx context.Context, w *watched, sub Feed) error {
 	t := time.NewTicker(look)
 	defer t.Stop()
 	for s.Better != nil && s.Better() {
@@ -155,10 +156,32 @@ func (s *Supervisor[S]) leave(ctx context.Context, c *net.UnixConn, sub Feed) er
 			return ctx.Err()
 		case <-sub.News():
 		case <-t.C:
-			if gone(c) {
-				return errors.New("the process ended")
+			if err := w.look(); err != nil {
+				return err
 			}
 		}
+	}
+	return nil
+}
+
+// watched is a process that is connected to.
+type watched struct {
+	dir    string
+	c      *net.UnixConn
+	missed int
+}
+
+// look says whether the process is not there any more. One whose socket was
+// removed makes it again, if it can; if it was not seen to, it takes no new
+// connections, while it may serve its old ones for long.
+func (w *watched) look() error {
+	if gone(w.c) {
+		return errors.New("the process ended")
+	}
+	if _, err := os.Stat(Socket(w.dir)); err == nil {
+		w.missed = 0
+	} else if w.missed++; w.missed > 1 {
+		return fmt.Errorf("the socket of the process was removed: %w", err)
 	}
 	return nil
 }

@@ -38,6 +38,27 @@ func TestNotWantedWhileItStarts(t *testing.T) {
 	}
 }
 
+// A process that cannot see what is made in the place of its folder is followed
+// by another one.
+func TestARemovedFolderIsMadeAgain(t *testing.T) {
+	w := newWorld(t)
+	w.service("a", false, backend(t, says("a")))
+	w.rule("a", "a.example", "/", "a")
+	w.publish()
+	w.expect(w.client(), "http://a.example/", 200, "a")
+	if err := os.RemoveAll(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("a process answers in the folder", func() error { _, err := Ask(w.dir); return err })
+	w.eventually("Ingresses are served", func() error {
+		status, body, err := get(w.client(), "http://a.example/")
+		if err == nil && (status != 200 || body != "a") {
+			err = fmt.Errorf("%d %s", status, body)
+		}
+		return err
+	})
+}
+
 // processesIn are those with the folder as their first argument.
 func processesIn(dir string) (pids []string) {
 	list, _ := filepath.Glob("/proc/[0-9]*/cmdline")

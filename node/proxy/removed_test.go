@@ -1,0 +1,70 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A folder that somebody removed is there again: the same process goes on, with
+// its listeners and connections. Without an agent it ends.
+func TestARemovedFolderEndsNothing(t *testing.T) {
+	w := newWorld(t)
+	w.service("TCP", nil, endpoint{backendServer(t, "a"), readyState})
+	addr := w.address("tcp")
+	_, c, err := who(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	first, err := Ask(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, path := range map[string]string{"folder": w.dir, "socket": filepath.Join(w.dir, "socket")} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually("the process answers again without its "+what, func() error {
+			st, err := Ask(w.dir)
+			if err == nil && st.PID != first.PID {
+				t.Fatal("another process")
+			}
+			return err
+		})
+		if n, c, err := who(addr); err != nil || n != "a" {
+			t.Fatal(n, err)
+		} else {
+			_ = c.Close()
+		}
+		if err := echo(c, 1<<16); err != nil {
+			t.Fatal("a connection was cut:", err)
+		}
+	}
+	w.service("TCP", nil, endpoint{backendServer(t, "b"), readyState})
+	w.eventually("it is fed", func() error {
+		n, c, err := who(addr)
+		if err != nil {
+			return err
+		}
+		_ = c.Close()
+		if n != "b" {
+			return errors.New(n)
+		}
+		return nil
+	})
+	_ = c.Close()
+	w.stop()
+	if err := os.RemoveAll(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("it ends", func() error {
+		if b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", first.PID)); strings.Contains(string(b), w.dir) {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+}
