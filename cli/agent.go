@@ -162,7 +162,7 @@ func (p *nodeProcess) status() view.Status {
 func (p *nodeProcess) figures() (*prometheus.Registry, error) {
 	reg := prometheus.NewRegistry()
 	for _, c := range []prometheus.Collector{
-		p.agent, p.link, p.db, ingressFigures{ingressDir(p.o.run)},
+		p.agent, p.link, p.db, ingressFigures{ingressDir(p.o.run)}, proxyFigures{proxyDir(p.o.run)},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	} {
 		if err := reg.Register(c); err != nil {

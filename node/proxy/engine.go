@@ -53,6 +53,8 @@ type engine struct {
 	pipes    pipePool
 	dns      *dns.Handler
 	counters counters
+	conns    *shares // of TCP connections
+	flows    *shares // of UDP
 
 	mu        sync.Mutex
 	cfg       Settings
@@ -70,7 +72,7 @@ type engine struct {
 func newEngine(log *slog.Logger) *engine {
 	e := &engine{log: log, pool: balance.NewPool(),
 		listeners: map[place]*listener{}, failures: map[place]failure{}, parked: map[string]*os.File{},
-		changed: map[string]bool{}}
+		changed: map[string]bool{}, conns: newShares("connections", connsMost(), log), flows: newShares("UDP flows", udpMost, log)}
 	e.dns = &dns.Handler{Records: (*records)(e), Domain: e.domain, Forward: dns.NewForwarder("/etc/resolv.conf", e.ownDNS)}
 	return e
 }

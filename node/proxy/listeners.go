@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -135,10 +133,8 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 		return
 	}
 	if p.NodePort != 0 {
-		for _, a := range e.nodePortAddrs(proto) {
-			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.NodePort)}
-			out[at] = want{t: t, external: true, service: name, kind: KindNodePort}
-		}
+		at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(netip.IPv6Unspecified(), p.NodePort)}
+		out[at] = want{t: t, external: true, service: name, kind: KindNodePort}
 	}
 	for _, ip := range svc.ExternalIPs {
 		if a, err := netip.ParseAddr(ip); err == nil && slices.Contains(e.cfg.NodeIPs, a) {
@@ -147,30 +143,6 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 		}
 	}
 }
-
-// nodePortAddrs are where node ports listen. UDP needs an address, or answers
-// would leave with another one than was asked.
-func (e *engine) nodePortAddrs(proto string) []netip.Addr {
-	if proto == "tcp" {
-		return []netip.Addr{netip.IPv6Unspecified()}
-	}
-	out := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
-	if hasIPv6() {
-		out = append(out, netip.IPv6Loopback())
-	}
-	for _, a := range e.cfg.NodeIPs {
-		if !slices.Contains(out, a) {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
-// hasIPv6 says whether the kernel has it and its loopback has an address.
-var hasIPv6 = sync.OnceValue(func() bool {
-	b, err := os.ReadFile("/proc/net/if_inet6")
-	return err == nil && bytes.Contains(b, []byte("00000000000000000000000000000001 "))
-})
 
 // listen brings the listeners to what is wanted. e.mu is held.
 func (e *engine) listen() {
@@ -189,6 +161,7 @@ func (e *engine) listen() {
 		l.close()
 		delete(e.listeners, p)
 	}
+	e.unpark(wanted)
 	now := time.Now()
 	for p, w := range wanted {
 		if at, ok := e.failures[p]; ok && now.Before(at.again) {
@@ -210,11 +183,23 @@ func (e *engine) listen() {
 		e.listeners[p] = l
 	}
 	maps.DeleteFunc(e.failures, func(p place, _ failure) bool { _, ok := wanted[p]; return !ok })
-	if e.fed {
-		for _, f := range e.parked { // of a predecessor, and not wanted any more
+}
+
+// unpark closes what a predecessor had and nobody wants: before anything is
+// opened, or it could be in the way. e.mu is held.
+func (e *engine) unpark(wanted map[place]want) {
+	if !e.fed || len(e.parked) == 0 {
+		return
+	}
+	names := make(map[string]bool, len(wanted))
+	for p := range wanted {
+		names[p.String()] = true
+	}
+	for name, f := range e.parked {
+		if !names[name] {
 			_ = f.Close()
+			delete(e.parked, name)
 		}
-		clear(e.parked)
 	}
 }
 
@@ -313,7 +298,10 @@ func (l *listener) listen(p place) error {
 
 // control lets a socket have an address that only a route makes local: IPv4's
 // bind asks the routes, IPv6's the interfaces' addresses alone.
-func (p place) control(_, _ string, c syscall.RawConn) (err error) {
+func (p place) control(network, _ string, c syscall.RawConn) (err error) {
+	if p.protocol == "udp" && p.where == host && p.addr.Addr().IsUnspecified() {
+		return tellAddresses(network, c)
+	}
 	if !p.addr.Addr().Is6() || (p.where != inside && p.where != dnsPlace) {
 		return nil
 	}
@@ -343,7 +331,7 @@ func (e *engine) serve(p place, l *listener) {
 	case p.where == dnsPlace:
 		s := &mdns.Server{Handler: e.dns, ReadTimeout: 3 * time.Second, MaxTCPQueries: 128, UDPSize: mdns.DefaultMsgSize}
 		if l.tcp != nil {
-			s.Listener = l.tcp
+			s.Listener = &sharing{l.tcp, e.conns}
 		} else {
 			s.PacketConn = l.udp
 		}
@@ -351,7 +339,7 @@ func (e *engine) serve(p place, l *listener) {
 	case p.where == health:
 		go serveHealth(l)
 	case l.udp != nil:
-		go (&udpServer{e: e, t: l.t, external: l.external, conn: l.udp, flows: map[netip.AddrPort]*udpFlow{}}).run()
+		go (&udpServer{e: e, t: l.t, external: l.external, conn: l.udp, flows: map[flowKey]*udpFlow{}}).run()
 	default:
 		go e.accept(l)
 	}
@@ -381,6 +369,14 @@ func (e *engine) accept(l *listener) {
 			}
 			continue
 		}
-		go e.serveTCP(l.t, l.external, c)
+		from := sourceOf(addrOf(c.RemoteAddr()))
+		if !e.conns.take(from) {
+			reset(c)
+			continue
+		}
+		go func() {
+			defer e.conns.give(from)
+			e.serveTCP(l.t, l.external, c)
+		}()
 	}
 }

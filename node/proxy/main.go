@@ -56,6 +56,9 @@ type Status struct {
 	Ports map[string]string `cbor:"11,keyasint,omitempty"`
 	// Goroutines are what a leak would show in.
 	Goroutines int `cbor:"12,keyasint,omitempty"`
+	// OverShare are connections and UDP flows that were refused, because their
+	// source had half of what the others left.
+	OverShare int64 `cbor:"14,keyasint,omitempty"`
 	// Unserved are the Failures that are a Service's.
 	Unserved []Unserved `cbor:"13,keyasint,omitempty"`
 }
@@ -65,7 +68,8 @@ func (e *engine) Status(h companion.Head) any {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := &Status{Build: h.Build, PID: h.PID, Listeners: len(e.listeners), Connections: e.counters.conns.Load(), UDPFlows: e.counters.udp.Load(),
-		Refused: e.counters.refused.Load(), Failed: e.counters.failed.Load(), Drained: e.counters.drained.Load(), Services: len(e.pool.Tables.Services), Goroutines: runtime.NumGoroutine()}
+		Refused: e.counters.refused.Load(), Failed: e.counters.failed.Load(), Drained: e.counters.drained.Load(), Services: len(e.pool.Tables.Services), Goroutines: runtime.NumGoroutine(),
+		OverShare: e.conns.refusals() + e.flows.refusals()}
 	for pl, f := range e.failures {
 		if s.Failures == nil {
 			s.Failures = map[string]string{}

@@ -24,8 +24,7 @@ func (e *engine) serveTCP(t *balance.Target, external bool, c *net.TCPConn) {
 	client := addrOf(c.RemoteAddr())
 	b, up := e.dial(t, client, external)
 	if up == nil {
-		_ = c.SetLinger(0) // refuse it, as nobody listening would
-		_ = c.Close()
+		reset(c)
 		e.counters.refused.Add(1)
 		return
 	}

@@ -25,11 +25,19 @@ const (
 
 var datagrams = sync.Pool{New: func() any { b := make([]byte, datagram); return &b }}
 
+// flowKey is a client's port, and which of the node's addresses it asked where
+// the socket has them all.
+type flowKey struct {
+	from  netip.AddrPort
+	local netip.Addr
+}
+
 // udpFlow is one client's port at one Service.
 type udpFlow struct {
 	balance.Flow
-	b  *balance.Backend
-	up *net.UDPConn
+	b    *balance.Backend
+	up   *net.UDPConn
+	from []byte // what has answers come from the address that was asked
 }
 
 // udpServer passes the datagrams of one listener.
@@ -40,21 +48,24 @@ type udpServer struct {
 	conn     *net.UDPConn
 
 	mu    sync.Mutex
-	flows map[netip.AddrPort]*udpFlow
+	flows map[flowKey]*udpFlow
 }
 
 // run reads until the listener is closed. It holds a buffer only while there
 // is something to read.
 func (s *udpServer) run() {
+	oob := make([]byte, oobRoom)
 	for {
 		if err := waitReadable(s.conn); err != nil {
 			break
 		}
 		buf := datagrams.Get().(*[]byte)
-		n, from, err := s.conn.ReadFromUDPAddrPort(*buf)
+		n, oobn, _, from, err := s.conn.ReadMsgUDPAddrPort(*buf, oob)
 		if err == nil {
-			if up := s.upstream(from); up != nil {
-				s.send(up, from, (*buf)[:n])
+			key, answer := flowKey{from: from}, []byte(nil)
+			key.local, answer = asked(oob[:oobn])
+			if up := s.upstream(key, answer); up != nil {
+				s.send(up, key, (*buf)[:n])
 			}
 		}
 		datagrams.Put(buf)
@@ -69,7 +80,7 @@ func (s *udpServer) run() {
 	}
 }
 
-func (s *udpServer) send(f *udpFlow, from netip.AddrPort, b []byte) {
+func (s *udpServer) send(f *udpFlow, key flowKey, b []byte) {
 	f.Moved.Store(time.Now().UnixNano())
 	if _, err := f.up.Write(b); err == nil {
 		return
@@ -78,57 +89,58 @@ func (s *udpServer) send(f *udpFlow, from netip.AddrPort, b []byte) {
 	// the next endpoint may be better.
 	f.b.Fail(time.Now())
 	_ = f.up.Close()
-	s.drop(from, f)
-	if f := s.upstream(from); f != nil {
+	s.drop(key, f)
+	if f := s.upstream(key, f.from); f != nil {
 		f.Moved.Store(time.Now().UnixNano())
 		_, _ = f.up.Write(b)
 	}
 }
 
 // upstream is the flow of a client, made if it has none.
-func (s *udpServer) upstream(from netip.AddrPort) *udpFlow {
+func (s *udpServer) upstream(key flowKey, answer []byte) *udpFlow {
+	from := key.from
 	s.mu.Lock()
-	f := s.flows[from]
+	f := s.flows[key]
 	s.mu.Unlock()
 	if f != nil {
 		if !f.b.Draining() {
 			return f
 		}
 		_ = f.up.Close()
-		s.drop(from, f)
-	}
-	if s.e.counters.udp.Load() >= udpMost {
-		return nil
+		s.drop(key, f)
 	}
 	b := s.t.Pick(from.Addr().Unmap(), s.external, nil)
-	if b == nil {
+	if b == nil || !s.e.flows.take(sourceOf(from.Addr())) {
 		return nil
 	}
 	d := net.Dialer{}
 	c, err := d.DialContext(context.Background(), "udp", b.Addr.String())
 	if err != nil {
+		s.e.flows.give(sourceOf(from.Addr()))
 		b.Fail(time.Now())
 		return nil
 	}
-	f = &udpFlow{b: b, up: c.(*net.UDPConn)}
+	f = &udpFlow{b: b, up: c.(*net.UDPConn), from: answer}
 	f.Moved.Store(time.Now().UnixNano())
 	f.End = func() { _ = f.up.Close() }
 	s.mu.Lock()
-	s.flows[from] = f
+	s.flows[key] = f
 	s.mu.Unlock()
 	b.Add(&f.Flow)
 	s.e.counters.udp.Add(1)
-	go s.back(from, f)
+	go s.back(key, f)
 	return f
 }
 
 // back passes answers to the client until nothing moved for a while.
-func (s *udpServer) back(to netip.AddrPort, f *udpFlow) {
+func (s *udpServer) back(key flowKey, f *udpFlow) {
+	to := key.from
 	defer func() {
 		_ = f.up.Close()
-		s.drop(to, f)
+		s.drop(key, f)
 		f.b.Remove(&f.Flow)
 		s.e.counters.udp.Add(-1)
+		s.e.flows.give(sourceOf(to.Addr()))
 	}()
 	for {
 		left := udpIdle - time.Duration(time.Now().UnixNano()-f.Moved.Load())
@@ -146,7 +158,7 @@ func (s *udpServer) back(to netip.AddrPort, f *udpFlow) {
 		n, err := f.up.Read(*buf)
 		if err == nil {
 			f.Moved.Store(time.Now().UnixNano())
-			_, err = s.conn.WriteToUDPAddrPort((*buf)[:n], to)
+			_, _, err = s.conn.WriteMsgUDPAddrPort((*buf)[:n], f.from, to)
 		}
 		datagrams.Put(buf)
 		if err != nil {
@@ -155,11 +167,11 @@ func (s *udpServer) back(to netip.AddrPort, f *udpFlow) {
 	}
 }
 
-func (s *udpServer) drop(from netip.AddrPort, f *udpFlow) {
+func (s *udpServer) drop(key flowKey, f *udpFlow) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.flows[from] == f {
-		delete(s.flows, from)
+	if s.flows[key] == f {
+		delete(s.flows, key)
 	}
 }
 
