@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"sync"
@@ -26,6 +28,12 @@ type traffic struct {
 	zone       func() string
 	node       string
 
+	// moved says that the node's addresses are others; tell makes an event of
+	// the node, or takes it back.
+	moved  func()
+	tell   func(reason, message string, over bool)
+	lonely string // what was told of missing addresses
+
 	mu     sync.Mutex
 	routed bool // the service range is routed into the namespace
 }
@@ -37,6 +45,7 @@ func (p *nodeProcess) newTraffic(net network.Network) *traffic {
 	t := &traffic{o: p.o, log: p.log.With("part", "traffic"), table: services.NewTable(), node: p.id.Grant().NodeName}
 	t.puller = &services.Puller{Table: t.table, Link: p.link, Path: filepath.Join(p.o.state, "node", "services"), Log: t.log}
 	t.namespaced, _ = net.(*network.Namespaced)
+	t.moved, t.tell = p.agent.Refresh, p.agent.NodeEvent
 	t.zone = func() string {
 		_, site, _ := p.agent.Gossip()
 		return site
@@ -54,7 +63,7 @@ func (t *traffic) settings() (proxy.Settings, bool) {
 	if t.namespaced == nil {
 		return s, true
 	}
-	s.NetNS = t.o.netns
+	s.NetNS, s.NodeIPs = t.o.netns, t.namespaced.NodeIPs()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return s, t.routed
@@ -95,6 +104,7 @@ func (t *traffic) runRoutes(ctx context.Context) error {
 			t.mu.Lock()
 			t.routed = true
 			t.mu.Unlock()
+			t.lookForSecond()
 			t.routePeers(&toldPeers)
 		}
 		timer := time.NewTimer(wait)
@@ -162,8 +172,45 @@ func (t *traffic) routeServices() error {
 	return t.namespaced.SetServiceCIDRs(ranges)
 }
 
+// lookForSecond finds the node's address of the other family that its pods
+// have, and tells where there is none: other nodes do not reach them by it.
+func (t *traffic) lookForSecond() {
+	changed, missing, err := t.namespaced.SecondIP()
+	if err != nil {
+		t.log.Warn("addresses of this machine are not known", "error", err)
+		return
+	}
+	if changed {
+		t.log.Info("the addresses of this node changed", "addresses", t.namespaced.NodeIPs())
+		t.moved()
+	}
+	text := ""
+	if missing.IsValid() {
+		family, like := "IPv6", "one of fd00::/8"
+		if missing.Addr().Is4() {
+			family, like = "IPv4", "one of 10.0.0.0/8"
+		}
+		text = fmt.Sprintf("the pods of this node have %s addresses (%s) and the machine has none that others could reach: other nodes do not reach these pods by %s, and Services of %s alone do not from there; give a network interface one, such as %s",
+			family, missing, family, family, like)
+	}
+	if text == t.lonely {
+		return
+	}
+	if t.lonely != "" {
+		t.tell(reasonLonely, t.lonely, true)
+	}
+	if text != "" {
+		t.tell(reasonLonely, text, false)
+	}
+	t.lonely = text
+}
+
+// reasonLonely: the node's pods have addresses of a family that it has not.
+const reasonLonely = "NoAddressOfFamily"
+
 func (t *traffic) routePeers(told *string) {
 	var peers []network.Peer
+	unknown := map[netip.Prefix]error{}
 	t.table.Range(wire.ItemNodeInfo, func(key string, data []byte) {
 		var n wire.NodeInfo
 		if key == wire.ItemNodeInfo+t.node || wire.DecodeItem(data, &n) != nil {
@@ -174,11 +221,15 @@ func (t *traffic) routePeers(told *string) {
 			if err != nil {
 				continue
 			}
+			found := false
 			for _, a := range n.Addresses {
 				if via, err := netip.ParseAddr(a); err == nil && via.Is4() == p.Addr().Is4() {
-					peers = append(peers, network.Peer{CIDR: p, Via: via})
+					peers, found = append(peers, network.Peer{CIDR: p, Via: via}), true
 					break
 				}
+			}
+			if !found && len(n.Addresses) > 0 {
+				unknown[p] = fmt.Errorf("node %s tells no address of that family", key[len(wire.ItemNodeInfo):])
 			}
 		}
 	})
@@ -187,6 +238,10 @@ func (t *traffic) routePeers(told *string) {
 	if err != nil {
 		text = err.Error()
 	}
+	if skipped == nil {
+		skipped = map[netip.Prefix]error{}
+	}
+	maps.Copy(skipped, unknown)
 	for dst, e := range skipped {
 		text += dst.String() + ": " + e.Error() + "; "
 		if len(text) > 512 {

@@ -134,6 +134,14 @@ func (a *Agent) ServiceEvent(service, reason, message string, over bool) {
 	}))
 }
 
+// NodeEvent warns people of this node; over takes back what was told.
+func (a *Agent) NodeEvent(reason, message string, over bool) {
+	a.reports.event(stamp(a, wire.EventReport{
+		Object: wire.Ref{Kind: "Node", Name: a.c.NodeName}, UID: a.c.NodeName,
+		Type: corev1.EventTypeWarning, Reason: reason, Message: message, Component: component, Over: over,
+	}))
+}
+
 func eventType(warning bool) string {
 	if warning {
 		return corev1.EventTypeWarning

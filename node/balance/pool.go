@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 
@@ -70,13 +71,9 @@ func (p *Pool) Rebuild(name, node, zone string) {
 func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) []choice {
 	var out []choice
 	seen := map[netip.AddrPort]bool{}
+	preferred, six := p.preferred(name, port)
 	for _, sl := range p.Tables.Slices[name] {
-		number := uint16(0)
-		for i := range sl.Ports {
-			if sl.Ports[i].Name == port.Name && sl.Ports[i].Protocol == port.Protocol {
-				number = sl.Ports[i].Port
-			}
-		}
+		number := numberOf(sl, port)
 		if number == 0 {
 			continue
 		}
@@ -84,6 +81,9 @@ func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) [
 			ep := &sl.Endpoints[i]
 			ip, ok := netip.AddrFromSlice(ep.Address)
 			if !ok || seen[netip.AddrPortFrom(ip, number)] {
+				continue
+			}
+			if ip.Is6() != six && preferred[ep.Pod] {
 				continue
 			}
 			a := netip.AddrPortFrom(ip, number)
@@ -98,6 +98,49 @@ func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) [
 	}
 	slices.SortFunc(out, func(a, b choice) int { return a.b.Addr.Compare(b.b.Addr) })
 	return out
+}
+
+// numberOf is the port of a slice's endpoints, 0 if they have none of that name.
+func numberOf(sl *wire.Slice, port *wire.ServicePort) (number uint16) {
+	for i := range sl.Ports {
+		if sl.Ports[i].Name == port.Name && sl.Ports[i].Protocol == port.Protocol {
+			number = sl.Ports[i].Port
+		}
+	}
+	return number
+}
+
+// preferred are the pods that have an endpoint of the cluster's first family
+// (six: that is IPv6), where a Service has endpoints of both. Either address
+// of the Service leads to those alone: a pod counts once, and a node that lacks
+// an address of the other family costs nobody a wait.
+func (p *Pool) preferred(name string, port *wire.ServicePort) (pods map[string]bool, six bool) {
+	if c := p.Tables.Network.ServiceCIDRs; len(c) > 0 {
+		if r, err := netip.ParsePrefix(c[0]); err == nil {
+			six = r.Addr().Is6()
+		}
+	}
+	both := [2]bool{}
+	for _, sl := range p.Tables.Slices[name] {
+		if len(sl.Endpoints) > 0 && numberOf(sl, port) != 0 {
+			both[len(sl.Endpoints[0].Address)/net.IPv6len] = true // a slice is of one family
+		}
+	}
+	if !both[0] || !both[1] {
+		return nil, six
+	}
+	pods = map[string]bool{}
+	for _, sl := range p.Tables.Slices[name] {
+		if numberOf(sl, port) == 0 {
+			continue
+		}
+		for i := range sl.Endpoints {
+			if ep := &sl.Endpoints[i]; ep.Pod != "" && (len(ep.Address) == net.IPv6len) == six {
+				pods[ep.Pod] = true
+			}
+		}
+	}
+	return pods, six
 }
 
 func tierOf(ep *wire.Endpoint, node, zone string) tier {

@@ -26,6 +26,7 @@ import (
 type Namespaced struct {
 	name    string
 	nodeIPs atomic.Pointer[[]netip.Addr]
+	second  atomic.Pointer[netip.Addr] // what SecondIP found
 
 	mu       sync.Mutex
 	ranges   []*allocator
@@ -63,9 +64,16 @@ func (n *Namespaced) podLink() string  { return n.name + "1" }
 func (n *Namespaced) Path() string { return filepath.Join("/run/netns", n.name) }
 
 // NodeIPs implements Network.
-func (n *Namespaced) NodeIPs() []netip.Addr { return *n.nodeIPs.Load() }
+func (n *Namespaced) NodeIPs() []netip.Addr {
+	ips := *n.nodeIPs.Load()
+	if p := n.second.Load(); p != nil && p.IsValid() {
+		return append(slices.Clip(ips), *p)
+	}
+	return ips
+}
 
-// SetNodeIPs replaces the node's own addresses. Pods keep theirs.
+// SetNodeIPs replaces the node's own addresses, but for the one that SecondIP
+// found. Pods keep theirs.
 func (n *Namespaced) SetNodeIPs(ips []netip.Addr) { n.nodeIPs.Store(&ips) }
 
 // SetCIDRs implements Network. Ranges may be set again; pods keep addresses
@@ -363,12 +371,19 @@ func (n *Namespaced) Listen(ctx context.Context, a *Allocation, containerPort, h
 			files = nil
 		}
 	}()
+	ips := a.IPs
+	if len(ips) == 0 {
+		ips = []netip.Addr{a.IP}
+	}
 	err = n.inNamespace(func() error {
-		f, _, err := listenTCP(ctx, netip.AddrPortFrom(a.IP, uint16(containerPort)))
-		if err == nil {
+		for _, ip := range ips {
+			f, _, err := listenTCP(ctx, netip.AddrPortFrom(ip, uint16(containerPort)))
+			if err != nil {
+				return err
+			}
 			files = append(files, f)
 		}
-		return err
+		return nil
 	})
 	if err != nil || hostPort == 0 {
 		return files, err

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -170,20 +171,31 @@ func serve(t *testing.T, n *Namespaced, a *Allocation, want string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.FileListener(files[0])
-	closeAll(files)
-	if err != nil {
-		t.Fatal(err)
+	if len(files) != len(a.IPs) {
+		t.Fatalf("%d listeners for %v", len(files), a.IPs)
 	}
+	var listeners []net.Listener
+	for _, f := range files {
+		l, err := net.FileListener(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, l)
+	}
+	closeAll(files)
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, want) })}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(l) }()
-	defer func() { _ = srv.Shutdown(context.Background()); <-done }()
+	var done sync.WaitGroup
+	for _, l := range listeners {
+		done.Go(func() { _ = srv.Serve(l) })
+	}
+	defer func() { _ = srv.Shutdown(context.Background()); done.Wait() }()
 	dctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	conn, err := n.Dial(dctx, *a, "tcp", 80)
-	if err != nil {
-		t.Fatal(err)
+	for _, ip := range a.IPs { // by each of the pod's addresses
+		conn, err := n.Dial(dctx, Allocation{IP: ip}, "tcp", 80)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
 	}
-	_ = conn.Close()
 }

@@ -122,6 +122,13 @@ func (m *Machine) Address(last int) {
 	m.s.ip("-n", m.ns, "route", "replace", "default", "via", m.s.Host())
 }
 
+// AddIPv6 gives the machine an address under fd31::/64 beside its own.
+func (m *Machine) AddIPv6(last string) string {
+	m.s.t.Helper()
+	m.s.ip("-n", m.ns, "addr", "add", "fd31::"+last+"/64", "dev", "eth0", "nodad")
+	return "fd31::" + last
+}
+
 // OnlyIPv6 takes the machine's IPv4 addresses away; what it has is an address
 // under fd31::/64, its link-local one, and the way elsewhere by this host. last
 // "" leaves it the link-local one alone. It returns that one.

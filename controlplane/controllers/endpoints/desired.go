@@ -12,8 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // PortsAnnotation is how a pod without an address of its own (the rootless
@@ -44,7 +42,7 @@ func podEndpoint(svc *corev1.Service, pod *corev1.Pod, family discoveryv1.Addres
 		return candidate{}, false
 	}
 	ip := podIP(pod, family)
-	if ip == "" || silent(pod, family) {
+	if ip == "" {
 		return candidate{}, false
 	}
 	ports, ok := portsOf(svc, pod)
@@ -69,14 +67,6 @@ func podEndpoint(svc *corev1.Service, pod *corev1.Pod, family discoveryv1.Addres
 		e.Hostname = &h
 	}
 	return candidate{ports, e, !terminating || svc.Spec.PublishNotReadyAddresses}, true
-}
-
-// silent says that nobody listens on the pod's addresses of a family: a Wasm
-// guest has one listener for each port, on the pod's first address. Services
-// of the other family lead there all the same: the proxy translates nothing.
-func silent(pod *corev1.Pod, family discoveryv1.AddressType) bool {
-	first, err := netip.ParseAddr(pod.Status.PodIP)
-	return err == nil && manifests.IsWasmPod(&pod.Spec) && first.Is6() != (family == discoveryv1.AddressTypeIPv6)
 }
 
 func podReady(pod *corev1.Pod) bool {
