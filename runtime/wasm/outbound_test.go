@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/http"
@@ -52,12 +53,15 @@ func TestGoGuestCallsOut(t *testing.T) {
 	if st := b.ended(s.ID); st.ExitCode != 0 || !strings.Contains(b.log(s), "200 OK: you asked for /x") {
 		t.Fatalf("%+v: %s", st, b.log(s))
 	}
-	for name, c := range map[string]struct{ allow, want string }{
-		"none": {"", "no such annotation; to allow it, annotate the pod with dunlin.dev/outbound: \"" + addr + "\""},
-		"wide": {"0.0.0.0/0:*", "the node's loopback, which only an entry for just that range opens"},
-		"port": {"127.0.0.1:1", "no entry of the annotation has it"},
+	for name, c := range map[string]struct{ allow, want, url string }{
+		"none": {"", "no such annotation; to allow it, annotate the pod with dunlin.dev/outbound: \"" + addr + "\"", ""},
+		"wide": {"0.0.0.0/0:*", "the node's loopback, which only an entry for just that range opens", ""},
+		"port": {"127.0.0.1:1", "no entry of the annotation has it", ""},
+		// The port that the guest will connect to goes along with the name.
+		"name":      {"x.test:1", `annotate the pod with dunlin.dev/outbound: "api.test:8081"`, "http://api.test:8081"},
+		"localhost": {"", `annotate the pod with dunlin.dev/outbound: "127.0.0.1:8081"`, "http://localhost:8081"},
 	} {
-		s := run(name, c.allow, srv.URL, "10ms")
+		s := run(name, c.allow, cmp.Or(c.url, srv.URL), "10ms")
 		b.until(name+" failed more than once", func() bool { return strings.Count(b.log(s), "failed:") > 3 })
 		log := b.log(s)
 		if strings.Count(log, "dunlin: ") != 1 || !strings.Contains(log, "dunlin.dev/outbound") || name != "port" && !strings.Contains(log, c.want) {
