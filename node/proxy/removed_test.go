@@ -68,3 +68,53 @@ func TestARemovedFolderEndsNothing(t *testing.T) {
 		return nil
 	})
 }
+
+// Where the process cannot make its folder again, its agent starts another one,
+// though the old one still has connections.
+func TestAFolderThatTheProcessCannotMake(t *testing.T) {
+	w := newWorld(t)
+	w.service("TCP", nil, endpoint{backendServer(t, "a"), readyState})
+	addr := w.address("tcp")
+	_, c, err := who(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	first, err := Ask(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(w.dir, nil, 0o600); err != nil { // in the way
+		t.Fatal(err)
+	}
+	w.eventually("it takes no more connections", func() error {
+		if _, c, err := who(addr); err == nil {
+			_ = c.Close()
+			return errors.New("it does")
+		}
+		return nil
+	})
+	if err := echo(c, 1<<16); err != nil {
+		t.Fatal("a connection was cut:", err)
+	}
+	if err := os.Remove(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("another process serves", func() error {
+		n, other, err := who(addr)
+		if err != nil {
+			return err
+		}
+		_ = other.Close()
+		if st, err := Ask(w.dir); err != nil || st.PID == first.PID || n != "a" {
+			return fmt.Errorf("%+v %s %w", st, n, err)
+		}
+		return nil
+	})
+	if err := echo(c, 1<<16); err != nil {
+		t.Fatal("a connection was cut:", err)
+	}
+}
