@@ -354,7 +354,7 @@ func (a *app) applyTo(ctx context.Context, c *client.Client, all []client.Resour
 		err = send(ctx, c, path, d.json, o, &after.Object)
 	}
 	if client.IsConflict(err) {
-		return fmt.Errorf("%w\n(another manager owns these fields; --force-conflicts takes them over)", err)
+		return fmt.Errorf("%w\n(%s)", err, conflictHint(err))
 	}
 	if err != nil {
 		return err
@@ -378,6 +378,16 @@ func (a *app) applyTo(ctx context.Context, c *client.Client, all []client.Resour
 	}
 	a.printf("%s/%s %s\n", r, d.name, verb)
 	return nil
+}
+
+// conflictHint is what to do about a conflict: of fields, or of an object that
+// is not the one that the file was read from.
+func conflictHint(err error) string {
+	var se *client.StatusError
+	if errors.As(err, &se) && se.Status.Details != nil && slices.ContainsFunc(se.Status.Details.Causes, func(c metav1.StatusCause) bool { return c.Type == metav1.CauseTypeFieldManagerConflict }) {
+		return "another manager owns these fields; --force-conflicts takes them over"
+	}
+	return "the file names a metadata.uid or metadata.resourceVersion that the object does not have; leave them out"
 }
 
 // ownConflict says whether all fields of a conflict were last written by other

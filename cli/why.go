@@ -186,6 +186,8 @@ func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus, local bool) (why, bo
 		next = "what is missing comes from a server: " + command(local, "describe node %s", p.Spec.NodeName) + " says whether one can be reached; the pod then starts by itself"
 	case local && strings.Contains(w.Reason, "Image"):
 		next = fmt.Sprintf("'dunlin import %s FILE.wasm' gives this node the module; the pod then starts by itself", s.Image)
+	case w.Reason == "OOMKilled":
+		next = "raise resources.limits.memory of container " + s.Name
 	case w.Reason == "CreateContainerConfigError":
 		next = "create what is missing; the pod then starts by itself"
 	case strings.Contains(w.Reason, "Image"):

@@ -59,6 +59,7 @@ func TestWhyPod(t *testing.T) {
 		}), "gated", "schedulingGates"},
 		"crash loop":   {waiting("CrashLoopBackOff", "back-off 20s restarting failed container=c pod=x"), "ended with exit code 7 (Error): no database, 3 times so far; back-off 20s before", "logs p -c c --previous"},
 		"no image":     {waiting("ImagePullBackOff", "not here"), "ImagePullBackOff: not here", "give node pi the module"},
+		"small limit":  {waiting("OOMKilled", "the container's memory limit is too small to load the module"), "too small", "raise resources.limits.memory of container"},
 		"no config":    {waiting("CreateContainerConfigError", `configmap "x" not found`), `configmap "x" not found`, "create what is missing"},
 		"not reported": {pod(func(*corev1.Pod) {}), "node pi has not reported", "get node pi"},
 		"not ready":    {pod(cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")), "it is not Ready: containers", "dunlin logs"},

@@ -478,6 +478,14 @@ func TestApplyAfterScale(t *testing.T) {
 		if ownConflict(err) != own {
 			t.Errorf("%s: %v", message, !own)
 		}
+		if hint := conflictHint(err); !strings.Contains(hint, "--force-conflicts") {
+			t.Errorf("%s: %s", message, hint)
+		}
+	}
+	// An object that is another one has no fields to take over.
+	other := w.file("other.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: kube-root-ca.crt, uid: xyz}\ndata: {a: b}\n")
+	if code, _, errs := run("apply", "-f", other); code == 0 || strings.Contains(errs, "--force-conflicts") || !strings.Contains(errs, "leave them out") {
+		t.Errorf("exit %d\n%s", code, errs)
 	}
 }
 

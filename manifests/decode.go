@@ -2,10 +2,13 @@ package manifests
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -186,13 +189,15 @@ type decoder struct {
 	warns   []string
 	hostile bool        // a quantity that must not be parsed was seen
 	root    func(*node) // if set, takes the first document instead
+	data    []byte      // the text, for hints
 }
 
 var utf8BOM = []byte("\xef\xbb\xbf")
 
 // stream tells the formats apart and decodes each document.
 func (d *decoder) stream(data []byte) {
-	data = bytes.TrimPrefix(data, utf8BOM)
+	data = bytes.TrimPrefix(utf8Of(data), utf8BOM)
+	d.data = data
 	switch trimmed := bytes.TrimLeft(data, " \t\r\n"); {
 	case looksCBOR(data):
 		d.cbor(data)
@@ -201,6 +206,25 @@ func (d *decoder) stream(data []byte) {
 	default:
 		d.yaml(data)
 	}
+}
+
+// utf8Of is text that begins with the mark of UTF-16, as PowerShell's > and
+// Notepad's "Unicode" write it, in UTF-8; other input is left as it is.
+func utf8Of(data []byte) []byte {
+	var order binary.ByteOrder
+	switch {
+	case bytes.HasPrefix(data, []byte{0xff, 0xfe}):
+		order = binary.LittleEndian
+	case bytes.HasPrefix(data, []byte{0xfe, 0xff}):
+		order = binary.BigEndian
+	default:
+		return data
+	}
+	var units []uint16
+	for b := data[2:]; len(b) >= 2; b = b[2:] {
+		units = append(units, order.Uint16(b))
+	}
+	return []byte(string(utf16.Decode(units)))
 }
 
 // document decodes one root node.
@@ -227,7 +251,7 @@ func (d *decoder) object(n *node, path string, item *schema.GroupVersionKind) {
 		return
 	}
 	if n.kind != mapping {
-		d.fail(n, path, "is "+n.describe()+", not an object", "an object has apiVersion, kind and metadata")
+		d.fail(n, path, "is "+n.describe()+", not an object", cmp.Or(d.splitHint(n.line), "an object has apiVersion, kind and metadata"))
 		return
 	}
 	gvk, ok := d.typeOf(n, path, item)

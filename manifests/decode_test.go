@@ -1,10 +1,12 @@
 package manifests
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -140,6 +142,8 @@ func TestDecodeFaults(t *testing.T) {
 		{"item path", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n  spec: 1\n", []string{`f.yaml:6:9: items[0].spec: is a number (1), not a mapping`}},
 		// Syntax
 		{"tab", "apiVersion: v1\nkind: ConfigMap\ndata:\n\ta: b\n", []string{`f.yaml:4: not valid YAML|tab`}},
+		{"separator in a block string", cm("data:\n  a: |\n    x\n---\n    y\n  b: z\n"), []string{`not valid YAML|(the --- of line 8 begins another document; as text of a block string it must be indented)`}},
+		{"separator before the rest of a block string", cm("data:\n  a: |\n    x\n---\n    word\n"), []string{`is a string ("word"), not an object (the --- of line 8 begins another document`}},
 		{"colon", "a: b: c\n", []string{`not valid YAML`}},
 		{"json syntax", "{\"apiVersion\":\"v1\",\n\"kind\":}", []string{`f.yaml:2:8: not valid JSON`}},
 		{"cycle", "a: &x [*x]\n", []string{`inside its own anchor`}},
@@ -166,6 +170,22 @@ func TestDecodeFaults(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What Windows' programs write as "Unicode" is read as what it says.
+func TestDecodeUTF16(t *testing.T) {
+	for _, text := range []string{"apiVersion: v1\nkind: ConfigMap\ndata: {a: \"\u00e9\U0001f426\"}\n", "{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"data\":{\"a\":\"\u00e9\U0001f426\"}}"} {
+		for _, o := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
+			in := o.AppendUint16(nil, 0xfeff)
+			for _, u := range utf16.Encode([]rune(text)) {
+				in = o.AppendUint16(in, u)
+			}
+			docs, err := decode(t, string(in))
+			if err != nil || len(docs) != 1 || docs[0].Object.(*corev1.ConfigMap).Data["a"] != "\u00e9\U0001f426" {
+				t.Errorf("%s: %v %v", o, docs, err)
+			}
+		}
 	}
 }
 

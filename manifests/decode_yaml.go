@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -68,7 +69,28 @@ func (d *decoder) yamlError(err error, data []byte) {
 			break
 		}
 	}
-	d.fail(at, "", "not valid YAML: "+msg, hint)
+	d.fail(at, "", "not valid YAML: "+msg, cmp.Or(hint, d.splitHint(at.line)))
+}
+
+// splitHint tells of a "---" before a line that was meant to be text: what
+// follows it is indented, which no document is. It is "" if there is none.
+func (d *decoder) splitHint(line int) string {
+	lines := bytes.Split(d.data, []byte("\n"))
+	for i := min(line, len(lines)) - 1; i > 0; i-- {
+		if !bytes.HasPrefix(lines[i], []byte("---")) {
+			continue
+		}
+		for _, l := range lines[i+1:] {
+			if text := bytes.TrimSpace(l); len(text) > 0 && text[0] != '#' {
+				if l[0] == ' ' {
+					return fmt.Sprintf("the --- of line %d begins another document; as text of a block string it must be indented", i+1)
+				}
+				break
+			}
+		}
+		return ""
+	}
+	return ""
 }
 
 // converter turns parsed YAML into nodes: aliases expanded within bounds,

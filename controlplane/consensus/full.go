@@ -93,7 +93,7 @@ func (n *Node) relieve() bool {
 	switch {
 	case n.cfg.Roomy == nil || n.alone():
 		return false
-	case n.relief.running.Load():
+	case n.relief.running.Load(), n.raft.State() != raft.Leader: // just handed over, and not told yet
 		return true
 	case !n.relief.last.IsZero() && time.Since(n.relief.last) < reliefEvery:
 		return false

@@ -159,7 +159,7 @@ func startError(reply host.Reply) error {
 func (r *Runtime) explainEarlyDeath(group cgroup.Group, dir, how string, err error) error {
 	if group != nil {
 		if st, serr := group.Stats(); serr == nil && st.OOMKills > 0 {
-			return &workload.StartError{Reason: reasonOOM, Message: "the container's memory limit is too small to load the module", Err: err}
+			return &workload.StartError{Reason: reasonOOM, Message: "the container's memory limit is too small to load the module; raise resources.limits.memory, to 32Mi say", Err: err}
 		}
 	}
 	return fmt.Errorf("%w: %s: %s", err, how, firstLines(filepath.Join(dir, host.StderrFile), 512))
