@@ -14,6 +14,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/cli/install"
 	"github.com/dunlin-project/dunlin/pki"
+	"github.com/dunlin-project/dunlin/runtime/wasm"
 )
 
 func (a *app) installCmd() *cobra.Command {
@@ -212,6 +213,12 @@ func (a *app) takeAway(ctx context.Context, p install.Paths, o nodeOptions, keep
 	}
 	if err := sweepMachine(ctx, o); err != nil {
 		return err
+	}
+	if dir, err := wasm.ForegroundDir(); err == nil && !keep && fileThere(dir) {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove: %w", err)
+		}
+		a.printf("removed  %s (compiled code of 'dunlin run'; other users have their own)\n", dir)
 	}
 	did, err := install.Remove(p, keep)
 	for _, s := range did {

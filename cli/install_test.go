@@ -15,6 +15,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/cli/install"
+	"github.com/dunlin-project/dunlin/runtime/wasm"
 )
 
 func TestCheckInstall(t *testing.T) {
@@ -107,6 +108,11 @@ func TestUninstallIsRefusedWhileSomethingRuns(t *testing.T) {
 
 // TestUninstallFollowsTheConfiguration: flags, the guard, the removal.
 func TestUninstallFollowsTheConfiguration(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	code, err := wasm.ForegroundDir()
+	if err != nil {
+		t.Fatal(err)
+	}
 	p := install.Paths{Root: t.TempDir()}
 	netns := fmt.Sprintf("dun%d", os.Getpid()%100000)
 	write := func(path, text string) {
@@ -115,12 +121,13 @@ func TestUninstallFollowsTheConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	write(filepath.Join(code, "compiled", "x"), "")
 	write(p.ConfigFile(), "state-dir: data\n")
 	if _, err := servicePaths(p); err == nil || !strings.Contains(err.Error(), "state-dir: data: the whole path") {
 		t.Errorf("a part of a path: %v", err)
 	}
 	write(p.ConfigFile(), "state-dir: /data\nrun-dir: /run/other\nnetns: "+netns+"\ncgroup: dun-test\nmax-pods: 3\n")
-	p, err := servicePaths(p)
+	p, err = servicePaths(p)
 	if err != nil || p.StateDir != "/data" || p.RunDir != "/run/other" || p.ConfigDir != "" {
 		t.Fatalf("%+v, %v", p, err)
 	}
@@ -157,7 +164,7 @@ func TestUninstallFollowsTheConfiguration(t *testing.T) {
 	if err := a.takeAway(t.Context(), p, o, false); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{p.State(), p.Run(), p.Config()} {
+	for _, dir := range []string{p.State(), p.Run(), p.Config(), code} {
 		if fileThere(dir) {
 			t.Errorf("%s is left", dir)
 		}

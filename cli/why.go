@@ -80,6 +80,10 @@ func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
 	if c.Status == corev1.ConditionTrue {
 		return why{}, false
 	}
+	if name := notMade(p); name != "" {
+		return why{"container " + name + " is not started yet: its image is being fetched or compiled, or its volumes are being made", c.LastTransitionTime.Time,
+			"its events ('dunlin describe pod " + p.Name + "') say how far that is; to compile a large module takes minutes on a small machine, the first time"}, true
+	}
 	reason := "it is not Ready"
 	if c.Message != "" {
 		reason += ": " + c.Message
@@ -97,6 +101,18 @@ func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition
 		}
 	}
 	return nil
+}
+
+// notMade is the first container that was never started; "" is none.
+func notMade(p *corev1.Pod) string {
+	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+		for i := range list {
+			if w := list[i].State.Waiting; w != nil && list[i].LastTerminationState.Terminated == nil && (w.Reason == "ContainerCreating" || w.Reason == "PodInitializing") {
+				return list[i].Name
+			}
+		}
+	}
+	return ""
 }
 
 func firstEnded(p *corev1.Pod) *corev1.ContainerStatus {
@@ -174,7 +190,7 @@ func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus, local bool) (why, bo
 			command(local, "logs %s -c %s --previous", p.Name, s.Name) + " shows what it wrote before it ended"}, true
 	case "PodInitializing", "ContainerCreating":
 		if w.Message == "" {
-			return why{}, false // another container says more, or it is on its way
+			return why{}, false // another container says more, or it is being made
 		}
 	}
 	reason := strings.TrimSuffix(w.Reason+": "+w.Message, ": ")

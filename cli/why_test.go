@@ -57,8 +57,12 @@ func TestWhyPod(t *testing.T) {
 			p.Spec.NodeName = ""
 			cond(corev1.PodScheduled, corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "gated")(p)
 		}), "gated", "schedulingGates"},
-		"crash loop":   {waiting("CrashLoopBackOff", "back-off 20s restarting failed container=c pod=x"), "ended with exit code 7 (Error): no database, 3 times so far; back-off 20s before", "logs p -c c --previous"},
-		"no image":     {waiting("ImagePullBackOff", "not here"), "ImagePullBackOff: not here", "give node pi the module"},
+		"crash loop": {waiting("CrashLoopBackOff", "back-off 20s restarting failed container=c pod=x"), "ended with exit code 7 (Error): no database, 3 times so far; back-off 20s before", "logs p -c c --previous"},
+		"no image":   {waiting("ImagePullBackOff", "not here"), "ImagePullBackOff: not here", "give node pi the module"},
+		"being made": {pod(func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}}
+			cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")(p)
+		}), "container c is not started yet", "how far that is"},
 		"small limit":  {waiting("OOMKilled", "the container's memory limit is too small to load the module"), "too small", "raise resources.limits.memory of container"},
 		"no config":    {waiting("CreateContainerConfigError", `configmap "x" not found`), `configmap "x" not found`, "create what is missing"},
 		"not reported": {pod(func(*corev1.Pod) {}), "node pi has not reported", "get node pi"},

@@ -460,6 +460,9 @@ func (s *Server) ready(context.Context) error {
 		return nil
 	}
 	if id, _ := s.raft.Leader(); id == "" || id == s.raft.ServerID() {
+		if fault := s.raft.Fault(); fault != nil {
+			return fmt.Errorf("no server leads, and this one cannot: %w", fault)
+		}
 		return errors.New("no leader yet")
 	}
 	return nil

@@ -97,8 +97,11 @@ func (s *Server) fresh(rq *request, reader state.Reader, version string, rv uint
 		}
 		if rv == 0 {
 			reason := "the leader does not answer"
-			if errors.Is(err, state.ErrNoQuorum) {
+			switch {
+			case errors.Is(err, state.ErrNoQuorum):
 				reason = "no quorum of servers"
+			case errors.Is(err, state.ErrDiskFull):
+				reason = err.Error()
 			}
 			rq.warn("this answer may be out of date: " + reason)
 			return nil

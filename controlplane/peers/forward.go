@@ -29,6 +29,8 @@ type Local interface {
 	WaitVersion(ctx context.Context, version uint64) error
 	State() *state.Machine
 	Err() error
+	// Fault is what keeps this server from writing, or nil.
+	Fault() error
 }
 
 var _ Local = (*consensus.Node)(nil)
@@ -142,6 +144,9 @@ func (p *Proposer) somewhere(ctx context.Context, f func(ctx context.Context, id
 		}
 		left := patience - time.Since(since)
 		if left <= 0 {
+			if fault := p.local.Fault(); fault != nil && errors.Is(last, errNoLeader) {
+				return fmt.Errorf("%w: no server leads, and this one cannot: %w", state.ErrDiskFull, fault)
+			}
 			return last
 		}
 		t := time.NewTimer(min(left, 100*time.Millisecond)) // what is wrong may pass without another leader

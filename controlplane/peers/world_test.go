@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,6 +36,8 @@ type world struct {
 	// slow is how many nanoseconds a server's disk takes, by its id; only tests in
 	// a synctest bubble set it.
 	slow map[string]*atomic.Int64
+	// broken takes no writes while it is set, by the server's id; as slow.
+	broken map[string]*atomic.Bool
 	// free is how many bytes a server's disk has left, of which it keeps reserve.
 	free map[string]*atomic.Int64
 }
@@ -148,6 +151,14 @@ func (w *world) start(id string, o options) *server {
 		disk := &consensus.Disk{}
 		if d := w.slow[id]; d != nil {
 			disk.Slow = func() { time.Sleep(time.Duration(d.Load())) }
+		}
+		if f := w.broken[id]; f != nil {
+			disk.Observe = func(consensus.DiskEvent) error {
+				if f.Load() {
+					return syscall.EROFS
+				}
+				return nil
+			}
 		}
 		conf := consensus.Config{
 			Dir: o.dir, ClusterID: "cluster-1", ServerID: id, Join: o.join, Transport: s.mesh.RaftTransport(), Log: testLog(id),

@@ -55,7 +55,7 @@ func proposeError(err error) error {
 	case errors.Is(err, state.ErrNotLeader):
 		return unavailable("the leader of the control plane changed: try again", err)
 	case errors.Is(err, state.ErrDiskFull):
-		return unavailable("the state folder is full or read-only: free space on the server", errors.New(strings.ReplaceAll(err.Error(), state.ErrDiskFull.Error()+": ", "")))
+		return unavailable("the state folder is full or read-only: free space on the server, or make its file system writable again", errors.New(strings.ReplaceAll(err.Error(), state.ErrDiskFull.Error()+": ", "")))
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 1)
 	}

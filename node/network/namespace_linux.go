@@ -3,8 +3,11 @@ package network
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -17,13 +20,12 @@ func createNamed(name string) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		err := shareNamed()
-		var ns netns.NsHandle
+		unlock, err := lockNamed()
 		if err == nil {
-			ns, err = netns.NewNamed(name)
-		}
-		if err == nil {
-			err = ns.Close()
+			if err = shareNamed(); err == nil {
+				err = newNamed(name)
+			}
+			unlock()
 		}
 		if err != nil {
 			err = fmt.Errorf("create network namespace %s: %w", name, err)
@@ -33,31 +35,99 @@ func createNamed(name string) error {
 	return <-done
 }
 
+func newNamed(name string) error {
+	ns, err := netns.NewNamed(name)
+	if err != nil {
+		return err
+	}
+	return ns.Close()
+}
+
+// namedDir is where named network namespaces are (ip-netns(8)).
+const namedDir = "/run/netns"
+
+// lockNamed makes the folder of named namespaces and takes the lock that
+// iproute2 also takes while it mounts there.
+func lockNamed() (unlock func(), err error) {
+	for {
+		if err := os.MkdirAll(namedDir, 0o755); err != nil {
+			return nil, err
+		}
+		lock, err := os.Open(namedDir)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+			_ = lock.Close()
+			return nil, fmt.Errorf("lock %s: %w", namedDir, err)
+		}
+		held, err := lock.Stat()
+		now, serr := os.Stat(namedDir)
+		if err == nil && serr == nil && os.SameFile(held, now) {
+			return func() { _ = lock.Close() }, nil
+		}
+		_ = lock.Close() // another one removed it meanwhile
+		if err != nil || (serr != nil && !errors.Is(serr, fs.ErrNotExist)) {
+			return nil, errors.Join(err, serr)
+		}
+	}
+}
+
 // shareNamed makes the folder of named namespaces a shared mount of its own,
 // as iproute2 does before it adds one. If we left that to a later 'ip netns
 // add', it would mount the folder over the namespaces that are there already,
 // and those could not be removed any more.
 func shareNamed() error {
-	const dir = "/run/netns"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	lock, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = lock.Close() }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", dir, err)
-	}
-	share := func() error { return unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	share := func() error { return unix.Mount("", namedDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
 	if err := share(); !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("mount %s on itself: %w", dir, err)
+	if err := unix.Mount(namedDir, namedDir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount %s on itself: %w", namedDir, err)
 	}
 	return share()
+}
+
+// unshareNamed undoes that once no namespace is left in the folder; whoever
+// adds one later mounts it again.
+func unshareNamed() error {
+	if _, err := os.Stat(namedDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	unlock, err := lockNamed()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	left, err := os.ReadDir(namedDir)
+	if err != nil || len(left) > 0 {
+		return err
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("read mounts: %w", err)
+	}
+	if !mountedOnItself(string(mounts), namedDir) {
+		return nil
+	}
+	// Detached, since the lock is a file of the mount.
+	if err := unix.Unmount(namedDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("unmount %s: %w", namedDir, err)
+	}
+	_ = os.Remove(namedDir) // not empty: somebody put files below the mount
+	return nil
+}
+
+// mountedOnItself says whether the top mount of a folder is the folder itself:
+// its root in its filesystem is then a folder of that name, not the whole
+// (proc_pid_mountinfo(5)).
+func mountedOnItself(mountinfo, dir string) (own bool) {
+	for line := range strings.Lines(mountinfo) {
+		if f := strings.Fields(line); len(f) > 4 && f[4] == dir {
+			own = filepath.Base(f[3]) == filepath.Base(dir)
+		}
+	}
+	return own
 }
 
 // within runs f on a thread inside a namespace.

@@ -458,5 +458,5 @@ func (n *Namespaced) Destroy() error {
 	if _, err := os.Stat(n.Path()); err == nil {
 		errs = append(errs, netns.DeleteNamed(n.name))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, unshareNamed())...)
 }

@@ -161,14 +161,23 @@ func foregroundPorts(ctx context.Context, ports []string, spec *host.Spec) (file
 	return files, addresses, nil
 }
 
+// ForegroundDir is where RunForeground keeps compiled code for this user when
+// it is given no StateDir.
+func ForegroundDir() (string, error) {
+	user, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache folder: %w", err)
+	}
+	return filepath.Join(user, "dunlin"), nil
+}
+
 func foregroundCode(ctx context.Context, o *ForegroundOptions, binary, digest string, log *slog.Logger) (compiled, error) {
 	dir := o.StateDir
 	if dir == "" {
-		user, err := os.UserCacheDir()
-		if err != nil {
-			return compiled{}, fmt.Errorf("cache folder: %w", err)
+		var err error
+		if dir, err = ForegroundDir(); err != nil {
+			return compiled{}, err
 		}
-		dir = filepath.Join(user, "dunlin")
 	}
 	c, err := newCache(filepath.Join(dir, "compiled"), 0, binary, -1, log)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/dunlin-project/dunlin/runtime/workload"
@@ -66,6 +67,10 @@ func TestNameAfterCompileOnly(t *testing.T) {
 		t.Fatalf("import of a module that does not compile: %v", err)
 	}
 	same("a module that does not compile")
+	if _, err := b.ImportFile(t.Context(), "app.wasm", "testdata/startparam.wasm", nil); !errors.As(err, &se) || se.Reason != ReasonInvalidModule || !strings.Contains(err.Error(), "its _start is (i32) -> (), a program's takes and returns nothing") {
+		t.Fatalf("import of a module whose entry point wants a parameter: %v", err)
+	}
+	same("a module whose entry point wants a parameter")
 
 	if err := os.WriteFile(file, doesNotCompile, 0o644); err != nil {
 		t.Fatal(err)

@@ -63,14 +63,23 @@ func TestGuestsThatMustBeKilled(t *testing.T) {
 			b := newBench(t, change(t))
 			check := neighbour(b)
 
-			t.Run("endless loop", func(t *testing.T) {
-				s := limited(t, b, "loop", 64<<20)
-				b.says(s, "looping")
-				if err := b.Stop(t.Context(), s.ID, 100*time.Millisecond); err != nil {
-					t.Fatal(err)
-				}
-				st := b.ended(s.ID)
-				if st.ExitCode != 137 || !strings.Contains(st.Message, "did not end within the grace period of 100ms") {
+			for _, module := range []string{"loop", "startloop"} {
+				t.Run("endless "+module, func(t *testing.T) {
+					s := limited(t, b, module, 64<<20)
+					b.says(s, "looping")
+					if err := b.Stop(t.Context(), s.ID, 100*time.Millisecond); err != nil {
+						t.Fatal(err)
+					}
+					st := b.ended(s.ID)
+					if st.ExitCode != 137 || !strings.Contains(st.Message, "did not end within the grace period of 100ms") {
+						t.Errorf("ended %+v", st)
+					}
+					check()
+				})
+			}
+			t.Run("trap before main", func(t *testing.T) {
+				s := limited(t, b, "starttrap", 64<<20)
+				if st := b.ended(s.ID); st.Reason != "Trap" || st.ExitCode != 134 || !strings.HasPrefix(st.Message, "unreachable in ") {
 					t.Errorf("ended %+v", st)
 				}
 				check()

@@ -173,10 +173,11 @@ func neverreadyExample(t *testing.T, c *cluster.Cluster) {
 
 // TestRunInTheForeground is 'dunlin run': exit codes, mounts, limits, ports.
 func TestRunInTheForeground(t *testing.T) {
+	cache := "XDG_CACHE_HOME=" + t.TempDir()
 	run := func(args ...string) (string, int) {
 		t.Helper()
 		cmd := exec.Command("timeout", append([]string{"60", cluster.Binary(t), "run"}, args...)...)
-		cmd.Env = append(os.Environ(), "DUNLIN_CONFIG=/dev/null")
+		cmd.Env = append(os.Environ(), "DUNLIN_CONFIG=/dev/null", cache)
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		if err != nil && !errors.As(err, &exit) {

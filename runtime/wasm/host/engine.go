@@ -76,6 +76,9 @@ const maxFrames = 12
 func explainTrap(err error) string {
 	text := err.Error()
 	cause, trace, _ := strings.Cut(text, "\nwasm stack trace:")
+	if i := strings.Index(cause, "wasm error: "); i >= 0 && strings.HasPrefix(cause, "start function[") {
+		cause = cause[i:] // it traps while it is instantiated
+	}
 	cause = strings.TrimPrefix(strings.TrimSpace(firstLine(cause)), "wasm error: ")
 	cause = strings.TrimSuffix(cause, " (recovered by wazero)")
 	var names []string

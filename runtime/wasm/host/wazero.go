@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -45,26 +46,35 @@ func (e Wazero) Compile(ctx context.Context, module []byte, dir string) error {
 	r := wazero.NewRuntimeWithConfig(ctx, e.config().WithCompilationCache(cache))
 	guest, err := r.CompileModule(experimental.WithCompilationWorkers(ctx, 1), module)
 	if err == nil {
-		err = checkImports(ctx, r, guest)
+		err = errors.Join(checkImports(ctx, r, guest), checkStart(guest))
 	}
 	return errors.Join(err, r.Close(ctx), cache.Close(ctx))
 }
 
+// checkStart refuses an entry point that nobody can call.
+func checkStart(guest wazero.CompiledModule) error {
+	f, ok := guest.ExportedFunctions()["_start"]
+	switch {
+	case !ok:
+		return errors.New("no _start function is exported")
+	case len(f.ParamTypes())+len(f.ResultTypes()) > 0:
+		return fmt.Errorf("its _start is %s, a program's takes and returns nothing", signature(f))
+	}
+	return nil
+}
+
 // program is a loaded module.
 type program struct {
-	mod     api.Module
-	memory  *memoryLimit
-	sockets *sockets
+	mod         api.Module // nil: Run instantiates it
+	instantiate func(context.Context) (api.Module, error)
+	memory      *memoryLimit
+	sockets     *sockets
 }
 
 // Load implements Engine.
-func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
+func (e Wazero) Load(ctx context.Context, g *Guest) (_ Program, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			if v == errMinimumMemory { //nolint:errorlint // identity of a panic value
-				err = fmt.Errorf("%w of %s", errMinimumMemory, bytesText(g.MemoryLimit))
-				return
-			}
 			err = fmt.Errorf("load module: %v", v)
 		}
 	}()
@@ -79,6 +89,9 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 	r := wazero.NewRuntimeWithConfig(ctx, cfg)
 	compiled, err := r.CompileModule(ctx, g.Module)
 	if err != nil {
+		return nil, fmt.Errorf("load module: %w", err)
+	}
+	if err := checkStart(compiled); err != nil {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
 	s := newSockets()
@@ -116,15 +129,42 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (p Program, err error) {
 	if mem.limit == 0 {
 		mem.limit = math.MaxUint32 + 1
 	}
-	ctx = experimental.WithMemoryAllocator(ctx, mem)
-	mod, err := r.InstantiateModule(ctx, compiled, moduleConfig(g, s))
-	if err != nil {
+	p := &program{memory: mem, sockets: s, instantiate: func(ctx context.Context) (mod api.Module, err error) {
+		defer func() {
+			if v := recover(); v != nil {
+				if v == errMinimumMemory { //nolint:errorlint // identity of a panic value
+					err = fmt.Errorf("%w of %s", errMinimumMemory, bytesText(g.MemoryLimit))
+					return
+				}
+				err = fmt.Errorf("load module: %v", v)
+			}
+		}()
+		return r.InstantiateModule(experimental.WithMemoryAllocator(ctx, mem), compiled, moduleConfig(g, s))
+	}}
+	if hasStartSection(g.Module) {
+		return p, nil // its code runs while it is instantiated: that is the guest, not the loading
+	}
+	if p.mod, err = p.instantiate(ctx); err != nil {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
-	if mod.ExportedFunction("_start") == nil {
-		return nil, errors.New("load module: no _start function is exported")
+	return p, nil
+}
+
+// hasStartSection says whether a valid module has a function that runs when it
+// is instantiated, before _start (section 8 of the binary format).
+func hasStartSection(module []byte) bool {
+	for b := module[min(8, len(module)):]; len(b) > 1; {
+		size, n := binary.Uvarint(b[1:])
+		switch rest := b[1+max(n, 0):]; {
+		case n <= 0 || size > uint64(len(rest)):
+			return false
+		case b[0] == 8:
+			return true
+		default:
+			b = rest[size:]
+		}
 	}
-	return &program{mod: mod, memory: mem, sockets: s}, nil
+	return false
 }
 
 // moduleConfig is the one constructor of what a guest sees of the world: the
@@ -186,7 +226,13 @@ func nanotime() int64 {
 
 // Run implements Program.
 func (p *program) Run(ctx context.Context) Outcome {
-	_, err := p.mod.ExportedFunction("_start").Call(ctx)
+	var err error
+	if p.mod == nil {
+		p.mod, err = p.instantiate(ctx)
+	}
+	if err == nil {
+		_, err = p.mod.ExportedFunction("_start").Call(ctx)
+	}
 	o := Outcome{MemoryPeak: p.memory.peak.Load(), MemoryRefused: p.memory.refused.Load() > 0}
 	var exit *wsys.ExitError
 	switch {
