@@ -38,6 +38,7 @@ type serverOptions struct {
 	profiles    string
 	unreachable int64
 	pprof       bool
+	newSealKey  bool
 	join        string
 	peers       []string
 }
@@ -85,6 +86,7 @@ vote until there is a third: two voters would stop when either fails.
 	f.StringVar(&o.tokenFile, "token-file", "", "file of static bearer tokens, hashed: 'sha256:HEX USER GROUP,...' a line")
 	f.Int64Var(&o.unreachable, "default-unreachable-toleration-seconds", 0, "how long pods stay on an unreachable node by default")
 	f.StringVar(&o.profiles, "scheduler-profiles", "", "file of the scheduler's profiles: weights and strategy by spec.schedulerName (default: pack, upstream's weights)")
+	f.BoolVar(&o.newSealKey, "new-seal-key", false, "make another key for Secrets, where theirs is lost: those of before can then only be deleted")
 	f.BoolVar(&o.pprof, "pprof", false, "serve /debug/pprof to administrators")
 	c.AddCommand(a.sweepCmd(), a.serverListCmd(), a.serverRemoveCmd(), a.serverRecoverCmd(), a.serverRaiseLevelCmd())
 	return c
@@ -224,7 +226,7 @@ func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Lo
 	return controlplane.Config{
 		StateDir: filepath.Join(o.state, "server"), Listener: l, Advertise: adv, Join: v.join, Peers: v.peers, Name: o.name, Fallback: o.address, Names: append(o.tlsNames, hostname, o.address),
 		AdminKubeconfig: filepath.Join(o.config, client.AdminFile), TokenFile: o.tokenFile,
-		ServiceCIDRs: v.services, PodCIDRs: v.pods, UnreachableSeconds: o.unreachable, Zone: o.labels["topology.kubernetes.io/zone"],
+		ServiceCIDRs: v.services, PodCIDRs: v.pods, UnreachableSeconds: o.unreachable, NewSealKey: o.newSealKey, Zone: o.labels["topology.kubernetes.io/zone"],
 		Memory: board.Memory(), Pprof: o.pprof, Profiles: v.profiles, Version: version.Version, Clock: clock.System, Log: log, Metrics: reg,
 	}
 }

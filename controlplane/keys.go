@@ -16,6 +16,8 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/api/auth"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
 	"github.com/dunlin-project/dunlin/internal/atomicfile"
+	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/pki"
 )
 
 // issuer loads or makes the key that signs ServiceAccount tokens.
@@ -91,14 +93,46 @@ func readKey(path string) (*ecdsa.PrivateKey, error) {
 	return nil, nil
 }
 
-// loadSealer reads or makes the key that seals Secrets. It lies beside the
-// state and never passes through Raft, so that log, snapshots and backups
-// hold no Secret in clear. It is kept twice: without it the Secrets are lost.
-func loadSealer(path string) (*registry.Sealer, error) {
+// loadKeys reads what nothing else can replace, the authority and the key that
+// seals Secrets, or makes them for a cluster that is new. Where there is a
+// state they are never made: every node, client and Secret is of the old ones.
+func loadKeys(cfg Config, id identity, c clock.Clock) (*pki.CA, *registry.Sealer, error) {
+	dir := filepath.Join(cfg.StateDir, "pki")
+	raft, err := os.ReadDir(filepath.Join(cfg.StateDir, "raft"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("read state folder: %w", err)
+	}
+	held := len(raft) > 0
+	load := pki.LoadOrCreateCA
+	if held {
+		load = func(dir, _ string, c clock.Clock) (*pki.CA, error) { return pki.LoadCA(dir, c) }
+	}
+	ca, err := load(dir, id.cluster, c)
+	if errors.Is(err, pki.ErrNoCA) {
+		err = fmt.Errorf("%w, %s, though %s has the state of a cluster: restore the folder from a backup; nothing was changed", err, dir, cfg.StateDir)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	sealer, err := loadSealer(filepath.Join(dir, "seal.key"), !held || cfg.NewSealKey)
+	return ca, sealer, err
+}
+
+// ErrNoSealKey says that the key that sealed the Secrets of a state is gone.
+var ErrNoSealKey = errors.New("the key that seals Secrets is missing or damaged, though there is the state of a cluster")
+
+// loadSealer reads the key that seals Secrets, or makes it where it may. It
+// lies beside the state and never passes through Raft, so that log, snapshots
+// and backups hold no Secret in clear. It is kept twice: without it the Secrets
+// are lost.
+func loadSealer(path string, create bool) (*registry.Sealer, error) {
 	copies := []string{path, path + ".copy"}
 	key, good, err := readCopies(copies, registry.SealKeySize)
 	if err != nil {
 		return nil, fmt.Errorf("seal key: %w", err)
+	}
+	if key == nil && !create {
+		return nil, fmt.Errorf("%w: restore %s from a backup, or take that of another server of the cluster; if it is lost, --new-seal-key makes another, and the Secrets of before can then only be deleted", ErrNoSealKey, path)
 	}
 	if key == nil {
 		key = make([]byte, registry.SealKeySize)

@@ -79,6 +79,9 @@ type Config struct {
 
 	ServiceCIDRs []netip.Prefix
 	PodCIDRs     []netip.Prefix
+	// NewSealKey makes a key for sealing Secrets although the state has some
+	// that another one sealed, which is lost.
+	NewSealKey bool
 	// UnreachableSeconds is the toleration that admission writes for
 	// unreachable nodes.
 	UnreachableSeconds int64
@@ -171,7 +174,8 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.ca, err = pki.LoadOrCreateCA(pkiDir, id.cluster, s.guard); err != nil {
+	var sealer *registry.Sealer
+	if s.ca, sealer, err = loadKeys(cfg, id, s.guard); err != nil {
 		return nil, err
 	}
 	if cfg.AdminKubeconfig != "" { // before there is a log and a state
@@ -189,10 +193,6 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	sealer, err := loadSealer(filepath.Join(pkiDir, "seal.key"))
-	if err != nil {
-		return nil, err
-	}
 	s.soft = state.NewSoft(0, state.SoftOptions{})
 	_, objects := rooms(cfg.Memory)
 	s.store, err = registry.New(registry.Config{

@@ -135,11 +135,17 @@ func (ca *CA) Save(dir string) error {
 	return writeTwice(filepath.Join(dir, caCertFile), EncodeCerts(ca.Cert.Raw))
 }
 
-// LoadCA reads the authority from dir; ErrNoCA if neither key nor
-// certificate was ever written.
+// LoadCA reads the authority from dir; ErrNoCA if its certificate was never
+// written. A certificate without its key is an error: the key is written first,
+// so somebody lost it.
 func LoadCA(dir string, c clock.Clock) (*CA, error) {
 	keyPEM, kerr := readTwice(filepath.Join(dir, caKeyFile), func(b []byte) error { _, err := decodeKey(b); return err })
 	if errors.Is(kerr, fs.ErrNotExist) {
+		for _, p := range []string{caCertFile, caCertFile + ".copy"} {
+			if _, err := os.Stat(filepath.Join(dir, p)); err == nil {
+				return nil, fmt.Errorf("pki: CA key: %w, though %s is there (restore it from a backup; nothing was changed)", kerr, filepath.Join(dir, p))
+			}
+		}
 		return nil, ErrNoCA
 	}
 	if kerr != nil {

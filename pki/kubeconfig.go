@@ -83,6 +83,9 @@ func (ca *CA) CheckAdminKubeconfig(path string) error {
 		return nil //nolint:nilerr // damaged: nothing to lose
 	}
 	for _, c := range have.Clusters {
+		if _, err := DecodeCerts(c.Cluster.CA); err != nil {
+			continue // cut off
+		}
 		if !bytes.Equal(bytes.TrimSpace(c.Cluster.CA), bytes.TrimSpace(ca.PEM())) {
 			return &OtherClusterError{Path: path}
 		}

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dunlin-project/dunlin/controlplane/admission"
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -49,6 +51,10 @@ func (r *Registry) tryDelete(ctx context.Context, served, stored *manifests.Kind
 		return nil, false, false, versionConflict(served, h.Key.Name, *o.ResourceVersion, formatRV(h.ResourceVersion))
 	}
 	cur, err := r.Decode(rec)
+	if errors.Is(err, errNoSealer) && !o.DryRun {
+		// Nobody can read it any more; to delete it is all that is left.
+		return r.removeAs(ctx, served, stored, rec, o, nameOnly(served, h))
+	}
 	if err != nil {
 		return nil, false, false, apierrors.NewInternalError(err)
 	}
@@ -116,6 +122,20 @@ func (r *Registry) remove(ctx context.Context, served, stored *manifests.Kind, r
 	if obj, err = r.DecodeAs(served, rec); err != nil {
 		return nil, false, false, apierrors.NewInternalError(err)
 	}
+	return r.removeAs(ctx, served, stored, rec, o, obj)
+}
+
+// nameOnly is an object of which nothing but the header can be read.
+func nameOnly(k *manifests.Kind, h *state.Header) runtime.Object {
+	obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: h.Key.Namespace, Name: h.Key.Name, UID: types.UID(h.UID), ResourceVersion: formatRV(h.ResourceVersion),
+	}}
+	obj.SetGroupVersionKind(k.GVK)
+	return obj
+}
+
+// removeAs removes the record and answers with obj.
+func (r *Registry) removeAs(ctx context.Context, served, stored *manifests.Kind, rec *state.Record, o DeleteOptions, obj runtime.Object) (_ runtime.Object, gone, again bool, err error) {
 	key := rec.Header.Key
 	res, err := r.propose(ctx, stored, key.Namespace, state.Op{
 		Type: state.OpDelete, Key: &key, UID: rec.Header.UID, ResourceVersion: rec.Header.ResourceVersion, Term: o.Term,
