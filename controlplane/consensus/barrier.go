@@ -74,7 +74,7 @@ func (n *Node) verify() {
 		if b == nil {
 			continue
 		}
-		if err := n.raft.VerifyLeader().Error(); err != nil {
+		if err := n.await(n.raft.VerifyLeader()); err != nil {
 			b.err = n.commitError(err)
 		} else if term, _, _ := n.lead.get(); term == 0 {
 			b.err = state.ErrNotLeader

@@ -115,7 +115,7 @@ func (n *Node) handToRoomy() {
 		if n.ctx.Err() != nil {
 			return
 		}
-		err := n.raft.LeadershipTransferToServer(raft.ServerID(id), raft.ServerAddress(id)).Error()
+		err := n.await(n.raft.LeadershipTransferToServer(raft.ServerID(id), raft.ServerAddress(id)))
 		if err == nil {
 			n.log.Warn("leadership handed over: the state folder of this server is nearly full", "to", id)
 			return

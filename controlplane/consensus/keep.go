@@ -59,7 +59,7 @@ func (n *Node) Snapshot(ctx context.Context) error {
 	grown := n.logs.appended.Load()
 	f := n.raft.Snapshot()
 	done := make(chan error, 1)
-	n.wg.Go(func() { done <- f.Error() })
+	n.wg.Go(func() { done <- n.await(f) })
 	select {
 	case err := <-done:
 		if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {

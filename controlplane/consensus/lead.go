@@ -162,7 +162,7 @@ func (n *Node) watchLeadership() {
 			wg.Go(func() { n.assume(ctx, term) })
 		case <-halted:
 			halted = nil
-			n.raft.Shutdown()
+			n.wg.Go(func() { _ = n.stopRaft() }) // it waits for what this goroutine hears
 		case <-n.ctx.Done():
 			return
 		}
@@ -195,7 +195,7 @@ func (n *Node) assume(ctx context.Context, term uint64) {
 }
 
 func (n *Node) prepare(ctx context.Context, term uint64) error {
-	if err := n.raft.Barrier(enqueueTimeout).Error(); err != nil {
+	if err := n.await(n.raft.Barrier(enqueueTimeout)); err != nil {
 		return n.commitError(err)
 	}
 	facts := n.machine.Facts()

@@ -126,7 +126,7 @@ func (n *Node) Remove(id string, index uint64) error {
 }
 
 func (n *Node) member(what, id string, f raft.Future) error {
-	if err := f.Error(); err != nil {
+	if err := n.await(f); err != nil {
 		return fmt.Errorf("%s server %s: %w", what, id, n.commitError(err))
 	}
 	return nil
@@ -135,7 +135,7 @@ func (n *Node) member(what, id string, f raft.Future) error {
 // HandOver asks another voter to lead. It returns when this server does not
 // lead any more, or with an error.
 func (n *Node) HandOver() error {
-	if err := n.raft.LeadershipTransfer().Error(); err != nil {
+	if err := n.await(n.raft.LeadershipTransfer()); err != nil {
 		return fmt.Errorf("hand over leadership: %w", err)
 	}
 	return nil

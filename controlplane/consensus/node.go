@@ -102,6 +102,9 @@ type Node struct {
 	relief   relief
 	haltOnce sync.Once
 	halted   chan struct{}
+	down     chan struct{} // closed once Raft has stopped
+	downOnce sync.Once
+	asked    atomic.Int64 // futures of Raft that are waited for
 	haltErr  error
 
 	proposals, entries atomic.Uint64
@@ -154,7 +157,7 @@ func newNode(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log, disk: cfg.Disk, machine: state.NewMachine(cfg.Machine),
 		queue: make(chan *proposal, 1024), snapshots: make(chan struct{}, 1), committed: make(chan struct{}, 1), notify: make(chan bool),
-		halted: make(chan struct{}),
+		halted: make(chan struct{}), down: make(chan struct{}),
 	}
 	n.applied.init()
 	n.leads.init()
@@ -396,7 +399,8 @@ func (n *Node) Close() error {
 	n.closeOnce.Do(func() {
 		n.lead.lose()
 		n.cancel()
-		if err := n.raft.Shutdown().Error(); err != nil {
+		n.settle()
+		if err := n.stopRaft(); err != nil {
 			n.closeErr = fmt.Errorf("stop raft: %w", err)
 		}
 		n.wg.Wait()

@@ -183,7 +183,7 @@ func (n *Node) apply(ops [][]byte) ([]state.Result, error) {
 	n.entries.Add(1)
 	began := time.Now()
 	f := n.raft.Apply(b, enqueueTimeout)
-	if err := f.Error(); err != nil {
+	if err := n.await(f); err != nil {
 		return nil, n.commitError(err)
 	}
 	if n.cfg.Committed != nil {
