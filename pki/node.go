@@ -48,8 +48,8 @@ const (
 )
 
 // OpenNodeIdentity reads the identity in dir, making the key at first boot.
-// A grant that is missing or damaged leaves the node not joined; the key is
-// kept twice.
+// A grant that is missing or damaged leaves the node not joined, and so does one
+// whose key is gone, which is set aside; the key is kept twice.
 func OpenNodeIdentity(dir string) (*NodeIdentity, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pki: make folder: %w", err)
@@ -63,6 +63,9 @@ func OpenNodeIdentity(dir string) (*NodeIdentity, error) {
 			return nil, fmt.Errorf("pki: make node key: %w", err)
 		}
 		if b, err = encodeKey(n.key); err != nil {
+			return nil, err
+		}
+		if err := n.setGrantAside(); err != nil {
 			return nil, err
 		}
 		if err := writeTwice(path, b); err != nil {
@@ -85,6 +88,17 @@ func OpenNodeIdentity(dir string) (*NodeIdentity, error) {
 		}
 	}
 	return n, nil
+}
+
+// setGrantAside moves away what was granted to a key that is gone.
+func (n *NodeIdentity) setGrantAside() error {
+	path := filepath.Join(n.dir, nodeGrantFile)
+	for _, p := range []string{path, path + ".copy"} {
+		if _, err := atomicfile.Quarantine(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("pki: node certificate of a lost key: %w", err)
+		}
+	}
+	return nil
 }
 
 func (n *NodeIdentity) readGrant() (*Grant, error) {

@@ -418,6 +418,22 @@ func TestNodeIdentityFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// Both copies of the key gone: the certificate is nobody's, it joins again.
+	lost := t.TempDir()
+	for _, f := range []string{nodeGrantFile, nodeGrantFile + ".copy"} {
+		b := must[[]byte](t)(os.ReadFile(filepath.Join(dir, f)))
+		if err := os.WriteFile(filepath.Join(lost, f), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if again := must[*NodeIdentity](t)(OpenNodeIdentity(lost)); again.Joined() || again.Key().Equal(n.Key()) {
+			t.Error("a certificate without its key was taken")
+		}
+	}
+	if _, err := os.Stat(filepath.Join(lost, nodeGrantFile+".damaged")); err != nil {
+		t.Errorf("the certificate without its key is not set aside: %v", err)
+	}
 	// Both copies of the grant gone: same key, joins again.
 	for _, f := range []string{nodeGrantFile, nodeGrantFile + ".copy"} {
 		if err := os.WriteFile(filepath.Join(dir, f), make([]byte, 500), 0o600); err != nil {
