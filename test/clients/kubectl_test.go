@@ -299,8 +299,7 @@ func (k *kubectl) rollouts() {
 	k.has(w("rolled back"), "rollout", "undo", "deploy/web")
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.has(w("1"), "get", "deploy", "web", "-o", "jsonpath={.spec.template.spec.containers[0].env[0].value}")
-	k.ok("rollout", "pause", "deploy/web")
-	k.ok("rollout", "resume", "deploy/web")
+	k.paused()
 	k.ok("rollout", "restart", "deploy/web")
 	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
 	k.ok("scale", "deploy/web", "--replicas=3")
@@ -309,6 +308,29 @@ func (k *kubectl) rollouts() {
 	k.ok("scale", "deploy/web", "--replicas=1")
 	k.gone("app=web", 1) // a wait for Ready includes the pods that are ending
 	k.ok("wait", "--for=condition=Ready", "pod", "-l", "app=web", "--timeout=60s")
+}
+
+// paused: what is changed meanwhile is seen, and rolled out only after.
+func (k *kubectl) paused() {
+	sets := func() int { return strings.Count(k.ok("get", "rs", "-l", "app=web", "-o", "name"), "replicaset") }
+	k.ok("rollout", "pause", "deploy/web")
+	before := sets()
+	k.ok("set", "env", "deploy/web", "PAUSED=1")
+	k.c.Eventually(60*time.Second, "the change is seen", func() error {
+		got, err := k.command("", "get", "deploy", "web", "-o", "jsonpath={.metadata.generation} {.status.observedGeneration}")
+		if a, b, _ := strings.Cut(strings.TrimSpace(got), " "); err != nil || a != b {
+			return fmt.Errorf("%s %v", got, err)
+		}
+		return nil
+	})
+	if now := sets(); now != before {
+		k.t.Errorf("%d replica sets, %d before the pause", now, before)
+	}
+	k.ok("rollout", "resume", "deploy/web")
+	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	if now := sets(); now != before+1 {
+		k.t.Errorf("%d replica sets after the pause, %d before", now, before)
+	}
 }
 
 // gone waits until only n pods are left.
@@ -368,7 +390,14 @@ func (k *kubectl) logs() {
 	if out := k.ok("logs", "deploy/web", "--tail=1"); strings.Count(out, "tick") != 1 {
 		k.t.Errorf("--tail=1: %q", out)
 	}
-	k.ok("logs", "deploy/web", "--since=10m", "--timestamps")
+	k.has(w("tick", "T", "Z"), "logs", "deploy/web", "--since=10m", "--timestamps")
+	k.c.Eventually(60*time.Second, "--since leaves out what is older", func() error {
+		all, last := strings.Count(k.ok("logs", "deploy/web", "--since=10m"), "tick"), strings.Count(k.ok("logs", "deploy/web", "--since=1s"), "tick")
+		if all <= last {
+			return fmt.Errorf("%d lines of ten minutes, %d of a second", all, last)
+		}
+		return nil
+	})
 	k.watch(w("tick"), nil, "logs", "-f", "deploy/web", "--tail=0")
 	k.in("apiVersion: v1\nkind: Pod\nmetadata: {name: crasher}\nspec:\n  runtimeClassName: wasm\n  containers: [{name: c, image: fail.wasm}]\n", "apply", "-f", "-")
 	k.c.Eventually(60*time.Second, "the crasher was restarted", func() error {
@@ -378,12 +407,17 @@ func (k *kubectl) logs() {
 		}
 		return nil
 	})
-	k.ok("logs", "crasher", "--previous")
+	k.has(w("no such thing!"), "logs", "crasher", "--previous")
 	k.has(w("Restart Count", "Terminated"), "describe", "pod", "crasher")
 }
 
 func (k *kubectl) removal() {
-	k.ok("delete", "pod", "crasher", "--force", "--grace-period=0")
+	k.ok("delete", "pod", "crasher", "--wait=false")
+	if out, err := k.command("", "wait", "--for=delete", "pod/crasher", "--timeout=60s"); err != nil && !strings.Contains(out, "no matching resources found") { // 1.20's word for one that is gone already
+		k.t.Errorf("wait --for=delete: %s %v", out, err)
+	}
+	k.in("apiVersion: v1\nkind: Pod\nmetadata: {name: forced}\nspec:\n  runtimeClassName: wasm\n  containers: [{name: c, image: sleep.wasm}]\n", "apply", "-f", "-")
+	k.ok("delete", "pod", "forced", "--force", "--grace-period=0")
 	k.ok("delete", "svc", "again")
 	k.ok("delete", "deploy", "web", "--cascade=orphan")
 	k.has(w("web-"), "get", "rs")
