@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"golang.org/x/time/rate"
 
 	"github.com/dunlin-project/dunlin/controlplane/state"
 )
@@ -19,7 +20,12 @@ const reliefEvery = time.Minute
 type relief struct {
 	last    time.Time // of the last attempt; the batcher's
 	running atomic.Bool
+	// told bounds what is said of nodes on a full disk: that a node is full
+	// must not be kept from everybody because it is.
+	told *rate.Limiter
 }
+
+func newRelief() relief { return relief{told: rate.NewLimiter(rate.Every(30*time.Second), 4)} }
 
 // room compares the free space with the reserve. An error of the first kind
 // says that the disk is too full for ordinary writes; of the second, that it
@@ -74,11 +80,11 @@ func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
 	if n.relieve() {
 		answer = fmt.Errorf("%w: %v; a server that has room is asked to lead", state.ErrNotLeader, full) //nolint:errorlint // it is no full disk's answer
 	}
-	deleting := slices.ContainsFunc(batch, func(p *proposal) bool { return p.deletes })
+	deleting := slices.ContainsFunc(batch, func(p *proposal) bool { return p.nodes })
 	room := deleting && n.roomForDeletions(free)
 	taken := batch[:0]
 	for _, p := range batch {
-		if p.deletes && room {
+		if room && (p.deletes || p.nodes && n.relief.told.Allow()) {
 			taken = append(taken, p)
 			continue
 		}

@@ -80,6 +80,7 @@ func TestDiskFullIsRefusedInTime(t *testing.T) {
 	cfg := testConfig(t, filepath.Join(dir, "state"))
 	cfg.SegmentBytes = 64 << 10
 	n := openTest(t, cfg)
+	mustPropose(t, n, state.Op{Type: state.OpCreate, Record: object("Node", "", "n1")})
 	count, err := writeUntil(t, n, 0, 10_000)
 	if !errors.Is(err, state.ErrDiskFull) {
 		t.Fatal(err)
@@ -90,6 +91,33 @@ func TestDiskFullIsRefusedInTime(t *testing.T) {
 	}
 	if _, leading := n.Leadership(); !leading {
 		t.Error("leadership was lost")
+	}
+	// What a node says of itself, its full disk say, is taken, and not without
+	// a bound.
+	say := func() error {
+		node := object("Node", "", "n1")
+		node.Spec.Data = []byte(time.Now().String())
+		old, ok := n.State().Snapshot().Get(node.Header.Key)
+		if !ok {
+			return errors.New("no node")
+		}
+		res, err := n.Propose(testContext(t), []state.Op{{Type: state.OpUpdate, Record: node, UID: old.Header.UID, ResourceVersion: old.Header.ResourceVersion}})
+		if err == nil && res[0].Reason != state.ReasonNone {
+			err = errors.New(res[0].Detail)
+		}
+		return err
+	}
+	said := 0
+	for range 20 {
+		switch err := say(); {
+		case err == nil:
+			said++
+		case !errors.Is(err, state.ErrDiskFull):
+			t.Fatal(err)
+		}
+	}
+	if said == 0 || said > 6 {
+		t.Errorf("%d of 20 words of a node were taken", said)
 	}
 	// Deletions go on; a snapshot still fits, and two let the log shrink.
 	for i := range 3 {

@@ -157,7 +157,7 @@ func newNode(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log, disk: cfg.Disk, machine: state.NewMachine(cfg.Machine),
 		queue: make(chan *proposal, 1024), snapshots: make(chan struct{}, 1), committed: make(chan struct{}, 1), notify: make(chan bool),
-		halted: make(chan struct{}), down: make(chan struct{}),
+		halted: make(chan struct{}), down: make(chan struct{}), relief: newRelief(),
 	}
 	n.applied.init()
 	n.leads.init()

@@ -23,6 +23,7 @@ const (
 type proposal struct {
 	ops     [][]byte
 	deletes bool // nothing but steps of deletions
+	nodes   bool // nothing but those and what is said of nodes
 	done    chan outcome
 }
 
@@ -37,14 +38,16 @@ func (n *Node) Propose(ctx context.Context, ops []state.Op) ([]state.Result, err
 	if len(ops) == 0 {
 		return nil, nil
 	}
-	p := &proposal{ops: make([][]byte, len(ops)), deletes: true, done: make(chan outcome, 1)}
+	p := &proposal{ops: make([][]byte, len(ops)), deletes: true, nodes: true, done: make(chan outcome, 1)}
 	for i := range ops {
 		b, err := state.EncodeOp(&ops[i])
 		if err != nil {
 			return nil, err
 		}
 		p.ops[i] = b
-		p.deletes = p.deletes && n.deletes(&ops[i])
+		step := n.deletes(&ops[i])
+		p.deletes = p.deletes && step
+		p.nodes = p.nodes && (step || ops[i].Type == state.OpUpdate && ops[i].Record != nil && ops[i].Record.Header.Key.Kind == "Node")
 	}
 	if _, leading := n.Leadership(); !leading {
 		return nil, n.notLeading()
