@@ -193,7 +193,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	s.soft = state.NewSoft(0, state.SoftOptions{})
+	s.soft = state.NewSoft(0, eventRoom(cfg.Memory))
 	_, objects := rooms(cfg.Memory)
 	s.store, err = registry.New(registry.Config{
 		CacheBytes: objects,

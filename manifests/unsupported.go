@@ -379,14 +379,13 @@ func falseOrOCI(v reflect.Value, w *walker) bool { return !v.Bool() || !w.wasm }
 
 var serviceFields = sync.OnceValue(func() fieldTable {
 	t := fieldTable{
-		"loadBalancerClass":        {why: "not implemented, no other load balancer is asked"},
-		"loadBalancerIP":           {why: "not implemented, nodes' own addresses are used"},
-		"loadBalancerSourceRanges": {why: "not implemented, every client may connect"},
+		"loadBalancerClass": {why: "not implemented, no other load balancer is asked"},
+		"loadBalancerIP":    {why: "not implemented, nodes' own addresses are used"},
 	}
 	// Their own rule is that of the type or affinity they belong to.
 	below(t, "", "type", "externalName", "externalIPs", "sessionAffinity", "externalTrafficPolicy", "internalTrafficPolicy",
 		"trafficDistribution", "selector", "clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "publishNotReadyAddresses",
-		"sessionAffinityConfig", "allocateLoadBalancerNodePorts", "healthCheckNodePort")
+		"sessionAffinityConfig", "allocateLoadBalancerNodePorts", "healthCheckNodePort", "loadBalancerSourceRanges")
 	t["ports"] = verdict{descend: true}
 	below(t, "ports.", "name", "appProtocol", "port", "targetPort", "nodePort")
 	t["ports.protocol"] = verdict{why: "SCTP is not implemented, nothing will listen there", unless: func(v reflect.Value, _ *walker) bool {

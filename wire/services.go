@@ -99,6 +99,8 @@ type Service struct {
 	ExternalIPs     []string `cbor:"8,keyasint,omitempty"`  // spec.externalIPs and the load balancer's
 	HealthPort      uint16   `cbor:"9,keyasint,omitempty"`  // spec.healthCheckNodePort
 	NotReady        bool     `cbor:"10,keyasint,omitempty"` // spec.publishNotReadyAddresses
+	// Sources are who may connect to ExternalIPs; none is everybody.
+	Sources []string `cbor:"11,keyasint,omitempty"` // spec.loadBalancerSourceRanges
 }
 
 // ServicePort is one port of a Service.

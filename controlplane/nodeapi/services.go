@@ -277,6 +277,9 @@ func serviceItem(svc *corev1.Service) *wire.Service {
 			out.ExternalIPs = append(out.ExternalIPs, i.IP)
 		}
 	}
+	for _, r := range spec.LoadBalancerSourceRanges {
+		out.Sources = append(out.Sources, strings.TrimSpace(r))
+	}
 	if spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		out.AffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
 		if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {

@@ -52,6 +52,23 @@ type want struct {
 	health   *balance.Target
 	service  string // namespace/name, for people; "": DNS
 	kind     string // of address or port, one of those in unserved.go
+	sources  string // who may connect, ranges with spaces between; "" is everybody
+}
+
+// allowed are the ranges of sources; nil is everybody. One that cannot be read
+// lets nobody in.
+func (w want) allowed() []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range strings.Fields(w.sources) {
+		p, _ := netip.ParsePrefix(s)
+		out = append(out, p)
+	}
+	return out
+}
+
+// admits says whether a client is in one of the ranges.
+func admits(allowed []netip.Prefix, client netip.Addr) bool {
+	return allowed == nil || slices.ContainsFunc(allowed, func(p netip.Prefix) bool { return p.Contains(client.Unmap().WithZone("")) })
 }
 
 // listener is an open one.
@@ -139,7 +156,7 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 	for _, ip := range svc.ExternalIPs {
 		if a, err := netip.ParseAddr(ip); err == nil && slices.Contains(e.cfg.NodeIPs, a) {
 			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.Port)}
-			out[at] = want{t: t, external: true, service: name, kind: KindExternal}
+			out[at] = want{t: t, external: true, service: name, kind: KindExternal, sources: strings.Join(svc.Sources, " ")}
 		}
 	}
 }
@@ -339,7 +356,7 @@ func (e *engine) serve(p place, l *listener) {
 	case p.where == health:
 		go serveHealth(l)
 	case l.udp != nil:
-		go (&udpServer{e: e, t: l.t, external: l.external, conn: l.udp, flows: map[flowKey]*udpFlow{}}).run()
+		go (&udpServer{e: e, t: l.t, external: l.external, allowed: l.allowed(), conn: l.udp, flows: map[flowKey]*udpFlow{}}).run()
 	default:
 		go e.accept(l)
 	}
@@ -356,6 +373,7 @@ func (l *listener) address() string {
 }
 
 func (e *engine) accept(l *listener) {
+	allowed := l.allowed()
 	for {
 		c, err := l.tcp.AcceptTCP()
 		if err != nil {
@@ -367,6 +385,10 @@ func (e *engine) accept(l *listener) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
+			continue
+		}
+		if !admits(allowed, addrOf(c.RemoteAddr())) {
+			reset(c)
 			continue
 		}
 		from := sourceOf(addrOf(c.RemoteAddr()))

@@ -90,13 +90,14 @@ type endpoint struct {
 
 // world is a table, and a proxy that is fed with it.
 type world struct {
-	t     testing.TB
-	dir   string
-	table *services.Table
-	gen   uint64
-	items map[string][]byte
-	tag   string // of the build
-	stop  func()
+	t       testing.TB
+	dir     string
+	table   *services.Table
+	gen     uint64
+	items   map[string][]byte
+	tag     string // of the build
+	nodeIPs []netip.Addr
+	stop    func()
 }
 
 func newWorld(t testing.TB) *world {
@@ -119,7 +120,9 @@ func newWorld(t testing.TB) *world {
 // supervise runs an agent's part until stop.
 func (w *world) supervise() {
 	s := &Supervisor{Dir: w.dir, Table: w.table, Log: slog.New(slog.DiscardHandler), tag: w.tag,
-		Settings: func() (Settings, bool) { return Settings{Node: "n", Zone: "default", Resolv: "/nonexistent"}, true }}
+		Settings: func() (Settings, bool) {
+			return Settings{Node: "n", Zone: "default", Resolv: "/nonexistent", NodeIPs: w.nodeIPs}, true
+		}}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()

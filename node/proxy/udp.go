@@ -45,6 +45,7 @@ type udpServer struct {
 	e        *engine
 	t        *balance.Target
 	external bool
+	allowed  []netip.Prefix // as of want
 	conn     *net.UDPConn
 
 	mu    sync.Mutex
@@ -61,7 +62,7 @@ func (s *udpServer) run() {
 		}
 		buf := datagrams.Get().(*[]byte)
 		n, oobn, _, from, err := s.conn.ReadMsgUDPAddrPort(*buf, oob)
-		if err == nil {
+		if err == nil && admits(s.allowed, from.Addr()) {
 			key, answer := flowKey{from: from}, []byte(nil)
 			key.local, answer = asked(oob[:oobn])
 			if up := s.upstream(key, answer); up != nil {
