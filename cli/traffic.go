@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -26,6 +29,7 @@ type traffic struct {
 	puller     *services.Puller
 	namespaced *network.Namespaced // nil without root
 	zone       func() string
+	servers    func() []string // addresses of servers, with their ports
 	node       string
 
 	// moved says that the node's addresses are others; tell makes an event of
@@ -50,13 +54,14 @@ func (p *nodeProcess) newTraffic(net network.Network) *traffic {
 		_, site, _ := p.agent.Gossip()
 		return site
 	}
+	t.servers = func() []string { return append(slices.Clone(p.agent.Servers()), p.hintedServers()...) }
 	t.puller.Load()
 	return t
 }
 
 // settings are what the proxy needs to know of the node.
 func (t *traffic) settings() (proxy.Settings, bool) {
-	s := proxy.Settings{Node: t.node, Zone: t.zone(), Resolv: "/etc/resolv.conf"}
+	s := proxy.Settings{Node: t.node, Zone: t.zone(), Resolv: "/etc/resolv.conf", Reserved: reservedPorts(t.servers(), t.o.gossip)}
 	if ip, err := netip.ParseAddr(t.o.address); err == nil {
 		s.NodeIPs = []netip.Addr{ip}
 	}
@@ -67,6 +72,21 @@ func (t *traffic) settings() (proxy.Settings, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return s, t.routed
+}
+
+// reservedPorts are those that no Service may have on a node: of the servers,
+// wherever they are, since any machine may become one, and of gossip. Sorted.
+func reservedPorts(servers []string, gossipPort uint16) []uint16 {
+	set := map[uint16]bool{gossipPort: gossipPort != 0}
+	for _, s := range servers {
+		if _, port, err := net.SplitHostPort(s); err == nil {
+			if n, err := strconv.ParseUint(port, 10, 16); err == nil {
+				set[uint16(n)] = true
+			}
+		}
+	}
+	delete(set, 0)
+	return slices.Sorted(maps.Keys(set))
 }
 
 func (t *traffic) supervisor() *proxy.Supervisor {

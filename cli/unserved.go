@@ -82,6 +82,8 @@ func unservedText(node string, u *proxy.Unserved) string {
 	}[u.Kind]
 	flag := map[string]string{"TCP": "t", "UDP": "u"}[u.Protocol]
 	switch {
+	case u.Why == proxy.WhyReserved:
+		return text + "; " + other
 	case u.Why == proxy.WhyTaken && other != "":
 		text += fmt.Sprintf("; end the process that has it (on %s: ss -ln%sp sport = :%d), or %s", node, flag, port, other)
 	case u.Why == proxy.WhyDenied && other != "":

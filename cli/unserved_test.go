@@ -18,6 +18,12 @@ func TestUnservedPortsAreToldOnce(t *testing.T) {
 		Addr: netip.MustParseAddrPort("[::]:30080"), Error: "address already in use"}
 	low := proxy.Unserved{Service: "shop/web", Kind: proxy.KindExternal, Protocol: "UDP", Why: proxy.WhyDenied,
 		Addr: netip.MustParseAddrPort("192.0.2.1:53"), Error: "permission denied"}
+	if s := unservedText("n1", &proxy.Unserved{Kind: proxy.KindExternal, Protocol: "TCP", Why: proxy.WhyReserved, Addr: netip.MustParseAddrPort("192.0.2.1:6443"), Error: "it is a port of dunlin's own, of the servers or of gossip"}); !strings.HasSuffix(s, "of gossip; give the Service another spec.ports[].port, or another node the label dunlin.dev/loadbalancer=true") {
+		t.Error(s)
+	}
+	if got := reservedPorts([]string{"10.0.0.1:6443", "[fd00::1]:6443", "h:7000", "x"}, 7946); !slices.Equal(got, []uint16{6443, 7000, 7946}) {
+		t.Error(got)
+	}
 	var told []string
 	var now *proxy.Status
 	u := &unserved{node: "n1", tell: func(service, reason, message string, over bool) {

@@ -31,10 +31,14 @@ type Settings struct {
 	NodeIPs []netip.Addr `cbor:"4,keyasint,omitempty"`
 	// Resolv is the file that names the servers which know all other names.
 	Resolv string `cbor:"5,keyasint,omitempty"`
+	// Reserved are TCP and UDP ports of the machine that no Service gets: this
+	// process outlives a server, which could not start again.
+	Reserved []uint16 `cbor:"6,keyasint,omitempty"`
 }
 
 func (s *Settings) equal(o *Settings) bool {
-	return s.Node == o.Node && s.Zone == o.Zone && s.NetNS == o.NetNS && s.Resolv == o.Resolv && slices.Equal(s.NodeIPs, o.NodeIPs)
+	return s.Node == o.Node && s.Zone == o.Zone && s.NetNS == o.NetNS && s.Resolv == o.Resolv && slices.Equal(s.NodeIPs, o.NodeIPs) &&
+		slices.Equal(s.Reserved, o.Reserved)
 }
 
 // counters are what there is to tell of the process.

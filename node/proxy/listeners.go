@@ -53,6 +53,7 @@ type want struct {
 	service  string // namespace/name, for people; "": DNS
 	kind     string // of address or port, one of those in unserved.go
 	sources  string // who may connect, ranges with spaces between; "" is everybody
+	reserved bool   // one of Settings.Reserved: not opened, and told
 }
 
 // allowed are the ranges of sources; nil is everybody. One that cannot be read
@@ -118,6 +119,11 @@ func (e *engine) wanted() map[place]want {
 					break
 				}
 			}
+		}
+	}
+	for p, w := range out {
+		if w.reserved = (p.where == host || p.where == health) && slices.Contains(e.cfg.Reserved, p.addr.Port()); w.reserved {
+			out[p] = w
 		}
 	}
 	if a := e.dnsAddr(); a.IsValid() {
@@ -220,6 +226,9 @@ func (e *engine) unpark(wanted map[place]want) {
 	}
 }
 
+// errReserved says that a port is the cluster's own.
+var errReserved = errors.New("it is a port of dunlin's own, of the servers or of gossip")
+
 // retryListen is how long a port that was taken is left alone.
 const retryListen = 10 * time.Second
 
@@ -240,6 +249,9 @@ func (l *listener) detach() (*os.File, error) {
 
 // open makes a listener, of a predecessor's descriptor if there is one.
 func (e *engine) open(p place, w want) (*listener, error) {
+	if w.reserved {
+		return nil, errReserved
+	}
 	l := &listener{want: w, closed: make(chan struct{})}
 	if f := e.parked[p.String()]; f != nil {
 		delete(e.parked, p.String())

@@ -19,6 +19,8 @@ const (
 const (
 	WhyTaken  = "taken"  // another process has the port
 	WhyDenied = "denied" // a low port without root
+	// WhyReserved is a port of the servers' or of gossip: it is never served.
+	WhyReserved = "reserved"
 )
 
 // Unserved is a port of a Service that this node should serve and cannot.
@@ -38,6 +40,8 @@ func (f *failure) unserved(p place) Unserved {
 		u.Error = no.Error()
 	}
 	switch {
+	case errors.Is(f.cause, errReserved):
+		u.Why = WhyReserved
 	case errors.Is(f.cause, syscall.EADDRINUSE):
 		u.Why = WhyTaken
 	case errors.Is(f.cause, syscall.EACCES), errors.Is(f.cause, syscall.EPERM):

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strconv"
 	"testing"
 	"time"
 
@@ -65,5 +66,32 @@ func TestUnservedPortsAreNamed(t *testing.T) {
 	e.tick(time.Now())
 	if st := e.Status(companion.Head{}).(*Status); len(st.Unserved) != 0 || st.Listeners != 1 {
 		t.Fatalf("%+v", st)
+	}
+}
+
+// A port of the control plane is not taken, though nobody has it now: the
+// server could not start again. It is given up where it is held.
+func TestReservedPortsAreLeftAlone(t *testing.T) {
+	port := unused(t).Port()
+	e := direct(t, &wire.Service{Ports: []wire.ServicePort{{Name: "p", Protocol: "TCP", Port: 80, NodePort: port}}}, backendServer(t, "a"))
+	free := func() bool {
+		l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(port))))
+		if err == nil {
+			_ = l.Close()
+		}
+		return err == nil
+	}
+	if free() {
+		t.Fatal("the node port is not served")
+	}
+	e.mu.Lock()
+	e.cfg.Reserved, e.changed["d/s"] = []uint16{port}, true // as Configure, which would drop this process' privileges
+	e.mu.Unlock()
+	e.Apply(nil, nil, false)
+	if !free() {
+		t.Error("the port is not given up")
+	}
+	if u := e.Status(companion.Head{}).(*Status).Unserved; len(u) != 1 || u[0].Why != WhyReserved || u[0].Service != "d/s" {
+		t.Errorf("%+v", u)
 	}
 }
