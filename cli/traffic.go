@@ -61,7 +61,7 @@ func (p *nodeProcess) newTraffic(net network.Network) *traffic {
 
 // settings are what the proxy needs to know of the node.
 func (t *traffic) settings() (proxy.Settings, bool) {
-	s := proxy.Settings{Node: t.node, Zone: t.zone(), Resolv: "/etc/resolv.conf", Reserved: reservedPorts(t.servers(), t.o.gossip)}
+	s := proxy.Settings{Node: t.node, Zone: t.zone(), Resolv: "/etc/resolv.conf", Reserved: reservedPorts(append(t.servers(), t.ingressAddresses()...), t.o.gossip)}
 	if ip, err := netip.ParseAddr(t.o.address); err == nil {
 		s.NodeIPs = []netip.Addr{ip}
 	}
@@ -75,10 +75,11 @@ func (t *traffic) settings() (proxy.Settings, bool) {
 }
 
 // reservedPorts are those that no Service may have on a node: of the servers,
-// wherever they are, since any machine may become one, and of gossip. Sorted.
-func reservedPorts(servers []string, gossipPort uint16) []uint16 {
-	set := map[uint16]bool{gossipPort: gossipPort != 0}
-	for _, s := range servers {
+// wherever they are, since any machine may become one, of Ingresses, and of
+// gossip. Sorted.
+func reservedPorts(addresses []string, gossipPort uint16) []uint16 {
+	set := map[uint16]bool{gossipPort: true}
+	for _, s := range addresses {
 		if _, port, err := net.SplitHostPort(s); err == nil {
 			if n, err := strconv.ParseUint(port, 10, 16); err == nil {
 				set[uint16(n)] = true
@@ -87,6 +88,18 @@ func reservedPorts(servers []string, gossipPort uint16) []uint16 {
 	}
 	delete(set, 0)
 	return slices.Sorted(maps.Keys(set))
+}
+
+// ingressAddresses are where this node serves Ingresses, if there are any.
+// While their process is started anew nobody has those ports, and a Service
+// that got them then would keep them.
+func (t *traffic) ingressAddresses() []string {
+	var n wire.IngressNodes
+	data := t.table.Get(wire.ItemIngressNodes)
+	if data == nil || wire.DecodeItem(data, &n) != nil || !slices.Contains(n.Nodes, t.node) || !t.table.Any(wire.ItemIngress) {
+		return nil
+	}
+	return []string{t.o.ingress.http, t.o.ingress.https}
 }
 
 func (t *traffic) supervisor() *proxy.Supervisor {

@@ -227,7 +227,7 @@ func (e *engine) unpark(wanted map[place]want) {
 }
 
 // errReserved says that a port is the cluster's own.
-var errReserved = errors.New("it is a port of dunlin's own, of the servers or of gossip")
+var errReserved = errors.New("dunlin has it: it is a port of the servers, of gossip, or of the Ingresses that this node serves")
 
 // retryListen is how long a port that was taken is left alone.
 const retryListen = 10 * time.Second

@@ -19,7 +19,7 @@ const (
 const (
 	WhyTaken  = "taken"  // another process has the port
 	WhyDenied = "denied" // a low port without root
-	// WhyReserved is a port of the servers' or of gossip: it is never served.
+	// WhyReserved is a port of dunlin's own: it is never served.
 	WhyReserved = "reserved"
 )
 

@@ -87,7 +87,7 @@ func TestReservedPortsAreLeftAlone(t *testing.T) {
 	e.mu.Lock()
 	e.cfg.Reserved, e.changed["d/s"] = []uint16{port}, true // as Configure, which would drop this process' privileges
 	e.mu.Unlock()
-	e.Apply(nil, nil, false)
+	e.Apply(nil, nil, true)
 	if !free() {
 		t.Error("the port is not given up")
 	}

@@ -189,6 +189,18 @@ func (t *Table) Range(prefix string, f func(key string, data []byte)) {
 	}
 }
 
+// Any says whether an item's key begins so.
+func (t *Table) Any(prefix string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range t.items {
+		if strings.HasPrefix(k, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // Subscription gives what changed since it was last asked.
 type Subscription struct {
 	t     *Table
