@@ -176,7 +176,7 @@ func (e *engine) listen() {
 			delete(wanted, p)
 			continue
 		}
-		if ok { // the same place leads elsewhere now: hand it on
+		if ok && !w.reserved { // the same place leads elsewhere now: hand it on
 			if adopted, err := l.detach(); err == nil {
 				e.parked[p.String()] = adopted
 			}
@@ -215,8 +215,8 @@ func (e *engine) unpark(wanted map[place]want) {
 		return
 	}
 	names := make(map[string]bool, len(wanted))
-	for p := range wanted {
-		names[p.String()] = true
+	for p, w := range wanted {
+		names[p.String()] = !w.reserved
 	}
 	for name, f := range e.parked {
 		if !names[name] {

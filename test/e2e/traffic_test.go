@@ -263,7 +263,9 @@ func newPacedLoad(u string, clients int, pace time.Duration) *load {
 }
 
 func (l *load) ask(c *http.Client, u string) {
-	r, err := c.Get(u)
+	// A GET that a cut connection swallowed would be sent again in silence; a
+	// POST only if nothing of it went out.
+	r, err := c.Post(u, "", nil)
 	if err == nil {
 		_, err = io.Copy(io.Discard, r.Body)
 		_ = r.Body.Close()
