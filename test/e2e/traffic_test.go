@@ -263,9 +263,13 @@ func newPacedLoad(u string, clients int, pace time.Duration) *load {
 }
 
 func (l *load) ask(c *http.Client, u string) {
-	// A GET that a cut connection swallowed would be sent again in silence; a
-	// POST only if nothing of it went out.
-	r, err := c.Post(u, "", nil)
+	// A body that cannot be had again: what a cut connection swallowed would
+	// else be sent once more in silence.
+	req, err := http.NewRequest(http.MethodGet, u, io.MultiReader())
+	if err != nil {
+		panic(err)
+	}
+	r, err := c.Do(req)
 	if err == nil {
 		_, err = io.Copy(io.Discard, r.Body)
 		_ = r.Body.Close()
