@@ -3,6 +3,7 @@ package controlplane
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -21,11 +22,14 @@ import (
 func TestMissingKeysOfACluster(t *testing.T) {
 	dir := t.TempDir()
 	s := startServer(t, "one", dir, nil)
-	code, body, _ := s.do(s.admin, http.MethodPost, "/api/v1/namespaces/default/secrets",
-		map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": "ss"}, "stringData": map[string]any{"k": "v"}})
-	if code != http.StatusCreated {
-		t.Fatal(code, body)
-	}
+	eventually(t, "a Secret is made", func() error { // the namespace comes first
+		code, body, _ := s.do(s.admin, http.MethodPost, "/api/v1/namespaces/default/secrets",
+			map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": "ss"}, "stringData": map[string]any{"k": "v"}})
+		if code != http.StatusCreated {
+			return fmt.Errorf("%d %s", code, body)
+		}
+		return nil
+	})
 	s.stop()
 	read := func() map[string][]byte {
 		out := map[string][]byte{}
