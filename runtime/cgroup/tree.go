@@ -340,6 +340,34 @@ func (t *Tree) End(ctx context.Context, p string) error {
 	}
 }
 
+// EndAttempts kills what is left of a container's attempts, before p, a new
+// one, is started. Their groups stand beside p and differ in the number at the
+// end. An agent that lost its run folder knows nothing of them, and they would
+// hold the container's ports for ever.
+func (t *Tree) EndAttempts(ctx context.Context, p string) error {
+	i := strings.LastIndexByte(p, '-')
+	if i < 0 {
+		return nil
+	}
+	stem := path.Base(p[:i+1])
+	attempts := map[string]bool{}
+	for _, at := range t.all {
+		beside, _ := os.ReadDir(filepath.Join(at, t.cfg.Name, path.Dir(p))) // one that is not there has none
+		for _, d := range beside {
+			number, ok := strings.CutPrefix(d.Name(), stem)
+			if _, err := strconv.ParseUint(number, 10, 32); ok && err == nil && d.IsDir() {
+				attempts[path.Join(path.Dir(p), d.Name())] = true
+			}
+		}
+	}
+	for a := range attempts {
+		if err := t.End(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // processes are those of a group and below, on any hierarchy; not this one.
 func (t *Tree) processes(p string) []int {
 	seen := map[int]bool{os.Getpid(): true}

@@ -275,6 +275,12 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 		LogFiles: s.LogMaxFiles, LogBytes: s.LogMaxBytes, Cgroup: cgroupOf(s), StopSignal: s.StopSignal,
 		Fallback: s.TerminationFallback, TTY: s.TTY, Runtime: r.cfg.Programs.Runtime, Name: r.shortName(folder), Grace: s.StopGrace,
 	}
+	if err := r.cfg.Cgroups.EndAttempts(ctx, rec.Cgroup); err != nil {
+		return fmt.Errorf("left of an earlier attempt: %w", err)
+	}
+	if err := os.MkdirAll(r.containers(), 0o711); err != nil { // somebody may have removed what New made
+		return fmt.Errorf("run folder: %w", err)
+	}
 	for _, d := range []string{dir, filepath.Join(dir, exitDir)} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			return fmt.Errorf("run folder: %w", err)

@@ -53,6 +53,28 @@ func TestAdoption(t *testing.T) {
 	}
 }
 
+// The run folder is lost while a guest runs: it is not adopted, since nobody
+// knows of it, and does not stand in the way of the next attempt.
+func TestLostRunFolder(t *testing.T) {
+	for _, next := range []int{0, 1} {
+		b := newBench(t, withCgroups(t))
+		s := b.spec("drain", "drain")
+		pid := b.start(s).PID
+		b.says(s, "ready")
+		born, err := process.StartTime(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(b.cfg.RunDir); err != nil {
+			t.Fatal(err)
+		}
+		s.ID.Attempt = next
+		if st := b.start(s); st.PID == pid || process.Alive(pid, born) {
+			t.Errorf("attempt %d: pid %d, before %d, which lives: %v", next, st.PID, pid, process.Alive(pid, born))
+		}
+	}
+}
+
 // A pid that another process has by now is never taken for the host's.
 func TestRecycledPIDIsNotAdopted(t *testing.T) {
 	b := newBench(t)

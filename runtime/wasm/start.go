@@ -82,7 +82,7 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 		r.log.Warn("no compiled code", "image", s.Image, "err", err)
 	}
 	id := r.identity(s)
-	group, err := r.makeFolders(s, id)
+	group, err := r.makeFolders(ctx, s, id)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (r *Runtime) explainEarlyDeath(group cgroup.Group, dir, how string, err err
 }
 
 // makeFolders makes the run folder, the log folder, and the control group.
-func (r *Runtime) makeFolders(s workload.Spec, id host.Identity) (cgroup.Group, error) {
+func (r *Runtime) makeFolders(ctx context.Context, s workload.Spec, id host.Identity) (cgroup.Group, error) {
 	rec := record{
 		ID: s.ID, Namespace: s.PodNamespace, Pod: s.PodName, Image: s.Image, Digest: s.Digest, LogPath: s.LogPath,
 		StopDeadline: s.StopDeadline, CreatedAt: time.Now().UTC(),
@@ -177,9 +177,12 @@ func (r *Runtime) makeFolders(s workload.Spec, id host.Identity) (cgroup.Group, 
 			parent = path.Join("pods", folderName(workload.ID{PodUID: s.ID.PodUID}))
 		}
 		rec.Cgroup = path.Join(parent, s.ID.Container+"-"+strconv.Itoa(s.ID.Attempt))
+		if err := r.cfg.Cgroups.EndAttempts(ctx, rec.Cgroup); err != nil {
+			return nil, fmt.Errorf("left of an earlier attempt: %w", err)
+		}
 	}
 	dir := r.folder(s.ID)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(r.cfg.RunDir, 0o711), os.Mkdir(dir, 0o700)); err != nil { // somebody may have removed what New made
 		return nil, fmt.Errorf("run folder: %w", err)
 	}
 	b, err := json.Marshal(rec)
