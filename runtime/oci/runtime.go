@@ -337,6 +337,9 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 		return err
 	}
 	st, err := r.created(dir, pid)
+	if errors.Is(err, fs.ErrNotExist) && r.sawOOM(dir, rec) {
+		return createError("the container's first process was killed before it was started: out of memory (OOM)")
+	}
 	if err != nil {
 		return err
 	}
