@@ -39,10 +39,13 @@ func TestRequestsFindTheirService(t *testing.T) {
 		c, _, _ := http.NewResponseController(rw).Hijack()
 		_ = c.Close()
 	}))
+	w.service("wide", false, backend(t, func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("X-Wide", strings.Repeat("x", 2*answerMost))
+	}))
 	w.service("slow", false, backend(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	w.rule("a", "a.example", "/", "a")
 	w.rule("b", "a.example", "/b", "b")
-	for _, s := range []string{"none", "dead", "rude", "missing"} {
+	for _, s := range []string{"none", "dead", "rude", "wide", "missing"} {
 		w.rule(s, s+".example", "/", s)
 	}
 	w.rule("port", "port.example", "/", "a", func(i *wire.Ingress) { i.Rules[0].Paths[0].Backend.Port = 81 })
@@ -67,6 +70,7 @@ func TestRequestsFindTheirService(t *testing.T) {
 		"http://none.example/":    "503: no instance of the service is ready",
 		"http://dead.example/":    "502: the service cannot be reached",
 		"http://rude.example/":    "502: the service broke off before it answered",
+		"http://wide.example/":    "502: the header of the service's answer is larger than 64 KiB",
 		"http://slow.example/":    "504: the service did not answer within 1s",
 	} {
 		s, b, err := get(c, u)
@@ -83,7 +87,7 @@ func TestRequestsFindTheirService(t *testing.T) {
 			t.Errorf("%s is not counted: %v", faults[f], st.Faults)
 		}
 	}
-	if st.Answers[2] < 2 || st.Answers[5] < 4 || st.Out == 0 || st.PID == 0 || st.Ingresses != 11 {
+	if st.Answers[2] < 2 || st.Answers[5] < 4 || st.Out == 0 || st.PID == 0 || st.Ingresses != 12 {
 		t.Errorf("figures %+v", st)
 	}
 	// An endpoint that refuses is skipped: nothing was sent to it.

@@ -108,6 +108,8 @@ func (e *engine) failed(w http.ResponseWriter, r *http.Request, err error) {
 		e.refuse(w, faultEndpoint, http.StatusServiceUnavailable, "no instance of the service is ready")
 	case errors.As(err, &unreachable):
 		e.refuse(w, faultDial, http.StatusBadGateway, "the service cannot be reached")
+	case strings.Contains(err.Error(), "response headers exceeded"): // net/http has no type for it
+		e.refuse(w, faultBackend, http.StatusBadGateway, fmt.Sprintf("the header of the service's answer is larger than %d KiB", answerMost>>10))
 	case r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // the client is gone
 	default:
