@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/ingress"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -37,7 +38,7 @@ func TestIngressBesideNginx(t *testing.T) {
 	w.service(t, []netip.AddrPort{netip.MustParseAddrPort(b.Listener.Addr().String())})
 	addr, pid := startIngress(t, w)
 	list := []way{{"ingress", at(addr), []int{pid}}}
-	listen := unusedPort(t)
+	listen := unused.Port(t).String()
 	conf := fmt.Sprintf("http { access_log off; upstream u { server %s; keepalive 64; } server { listen %s backlog=4096; keepalive_requests 1000000; location / { proxy_pass http://u; proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_buffering off; } } }\n",
 		b.Listener.Addr(), listen)
 	if pids := startNginx(t, conf, listen); pids != nil {
@@ -63,7 +64,7 @@ func startIngress(t *testing.T, w *table) (addr string, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr = unusedPort(t)
+	addr = unused.Port(t).String()
 	s := &ingress.Supervisor{Dir: dir, Table: w.Table, Log: slog.New(slog.DiscardHandler), Changed: make(chan struct{}),
 		Secrets: func(string, string) (ingress.Certificate, bool) { return ingress.Certificate{}, false },
 		// One source has a quarter of the connections, and the bench is one.

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/dunlin-project/dunlin/test/unused"
 )
 
 // TestProxyBesideNginx measures the node proxy, nginx' stream module with
@@ -29,7 +31,7 @@ func TestProxyBesideNginx(t *testing.T) {
 			for _, a := range eps {
 				fmt.Fprintf(&servers, "server %s; ", a)
 			}
-			listen := unusedPort(t)
+			listen := unused.Port(t).String()
 			if pids := startNginx(t, fmt.Sprintf("stream { upstream u { least_conn; %s } server { listen %s backlog=4096; proxy_pass u; } }\n", servers.String(), listen), listen); pids != nil {
 				list = append(list, way{"nginx", at(listen), pids})
 			}

@@ -115,16 +115,6 @@ func shipped(t *testing.T) {
 	}
 }
 
-func unusedPort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
 // startProxy runs dunlin-proxy with a table until the test ends.
 func startProxy(t *testing.T, w *table) (addr string, pid int) {
 	t.Helper()

@@ -20,6 +20,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/dunlin-project/dunlin/node/services"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -34,7 +35,7 @@ func TestRequestsFindTheirService(t *testing.T) {
 	w.service("a", false, backend(t, says("a")))
 	w.service("b", false, backend(t, says("b")))
 	w.service("none", false)
-	w.service("dead", false, unused(t))
+	w.service("dead", false, unused.Port(t).String())
 	w.service("rude", false, backend(t, func(rw http.ResponseWriter, _ *http.Request) {
 		c, _, _ := http.NewResponseController(rw).Hijack()
 		_ = c.Close()
@@ -91,7 +92,7 @@ func TestRequestsFindTheirService(t *testing.T) {
 		t.Errorf("figures %+v", st)
 	}
 	// An endpoint that refuses is skipped: nothing was sent to it.
-	w.service("dead", false, unused(t), backend(t, func(rw http.ResponseWriter, r *http.Request) { _, _ = io.Copy(rw, r.Body) }))
+	w.service("dead", false, unused.Port(t).String(), backend(t, func(rw http.ResponseWriter, r *http.Request) { _, _ = io.Copy(rw, r.Body) }))
 	w.publish()
 	w.expect(c, "http://dead.example/", 200, "")
 	for range 6 {

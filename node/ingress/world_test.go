@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/services"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -55,7 +56,7 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, dir: dir, table: services.NewTable(), items: map[string][]byte{}, secrets: map[string]Certificate{}, changed: make(chan struct{}, 1),
-		set: Settings{Node: "n", Zone: "default", HTTP: unused(t), HTTPS: unused(t)}}
+		set: Settings{Node: "n", Zone: "default", HTTP: unused.Port(t).String(), HTTPS: unused.Port(t).String()}}
 	t.Cleanup(func() {
 		if t.Failed() {
 			b, _ := os.ReadFile(dir + "/log")
@@ -69,17 +70,6 @@ func newWorld(t testing.TB) *world {
 	w.item(wire.ItemIngressNodes, &wire.IngressNodes{Nodes: []string{"n"}})
 	w.supervise()
 	return w
-}
-
-// unused is an address on which nobody listens.
-func unused(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // supervise runs an agent's part until stop.

@@ -341,12 +341,17 @@ func (p place) control(network, _ string, c syscall.RawConn) (err error) {
 }
 
 // attempts are the addresses to listen on, one after the other. Without root
-// a port is chosen, the same one as before if it is free.
+// a port is chosen, the same one as before if those that come first are free
+// or taken as they were then.
 func (p place) attempts() []string {
 	if p.name != "" {
 		h := fnv.New32a()
 		_, _ = h.Write([]byte(p.name))
-		return []string{fmt.Sprintf("127.0.0.1:%d", 20000+h.Sum32()%10000), "127.0.0.1:0"}
+		var out []string
+		for i := range uint32(4) {
+			out = append(out, fmt.Sprintf("127.0.0.1:%d", 20000+(h.Sum32()+i*2477)%10000))
+		}
+		return append(out, "127.0.0.1:0")
 	}
 	if p.addr.Addr().IsUnspecified() {
 		return []string{fmt.Sprintf(":%d", p.addr.Port())}

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/balance"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
 // A UDP node port is open on all of the node's addresses, and answers from the
 // one that was asked.
 func TestUDPNodePortAnswersFromWhereItWasAsked(t *testing.T) {
-	port := unused(t).Port()
+	port := unused.Port(t).Port()
 	direct(t, &wire.Service{Ports: []wire.ServicePort{{Name: "p", Protocol: "UDP", Port: 80, NodePort: port}}}, udpServerFor(t, "a"))
 	// Where the kernel has no IPv6.
 	e4 := direct(t, &wire.Service{Ports: []wire.ServicePort{{Name: "p", Protocol: "UDP", Port: 80}}}, udpServerFor(t, "a"))

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/services"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -70,17 +71,6 @@ func udpServerFor(t testing.TB, name string) netip.AddrPort {
 		}
 	}()
 	return netip.MustParseAddrPort(c.LocalAddr().String())
-}
-
-// unused is a port on which nobody listens.
-func unused(t testing.TB) netip.AddrPort {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return netip.MustParseAddrPort(l.Addr().String())
 }
 
 type endpoint struct {
@@ -242,7 +232,7 @@ func echo(c net.Conn, n int) error {
 
 func TestRefusedEndpointIsSkipped(t *testing.T) {
 	w := newWorld(t)
-	w.service("TCP", nil, endpoint{unused(t), readyState}, endpoint{backendServer(t, "a"), readyState}, endpoint{backendServer(t, "b"), readyState})
+	w.service("TCP", nil, endpoint{unused.Port(t), readyState}, endpoint{backendServer(t, "a"), readyState}, endpoint{backendServer(t, "b"), readyState})
 	addr := w.address("tcp")
 	seen := map[string]int{}
 	for range 20 {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/dunlin-project/dunlin/node/companion"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -49,7 +50,7 @@ func whoFrom(from, addr string) (net.Conn, error) {
 // One client gets half of the connections that there may be, others half of the
 // rest; what is refused is counted, and told once.
 func TestOneClientDoesNotTakeAll(t *testing.T) {
-	port := unused(t).Port()
+	port := unused.Port(t).Port()
 	var log lockedBuffer
 	e := direct(t, &wire.Service{Ports: []wire.ServicePort{{Name: "p", Protocol: "TCP", Port: 80, NodePort: port}}}, backendServer(t, "a"))
 	e.conns.mu.Lock()

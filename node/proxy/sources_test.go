@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -28,7 +29,7 @@ func TestLoadBalancerSources(t *testing.T) {
 				w.stop()
 				w.nodeIPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 				w.supervise()
-				port := unused(t).Port()
+				port := unused.Port(t).Port()
 				ep := backendServer(t, "a")
 				if proto == "UDP" {
 					ep = udpServerFor(t, "a")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/companion"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -72,7 +73,7 @@ func TestUnservedPortsAreNamed(t *testing.T) {
 // A port of the control plane is not taken, though nobody has it now: the
 // server could not start again. It is given up where it is held.
 func TestReservedPortsAreLeftAlone(t *testing.T) {
-	port := unused(t).Port()
+	port := unused.Port(t).Port()
 	e := direct(t, &wire.Service{Ports: []wire.ServicePort{{Name: "p", Protocol: "TCP", Port: 80, NodePort: port}}}, backendServer(t, "a"))
 	free := func() bool {
 		l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(port))))

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/dunlin-project/dunlin/test/cluster"
+	"github.com/dunlin-project/dunlin/test/unused"
 )
 
 // example is a module that 'make examples' built.
@@ -248,13 +249,8 @@ func mqttExample(t *testing.T, c *cluster.Cluster) {
 	if _, err := exec.LookPath("mosquitto"); err != nil {
 		t.Skip("SKIPPED: mosquitto is not installed (test/setup.sh installs it as root)")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
+	addr := unused.Port(t).String()
 	_, port, _ := net.SplitHostPort(addr)
-	_ = l.Close()
 	conf := filepath.Join(t.TempDir(), "conf")
 	if err := os.WriteFile(conf, []byte("listener "+port+" 127.0.0.1\nallow_anonymous true\n"), 0o644); err != nil {
 		t.Fatal(err)

@@ -31,6 +31,7 @@ import (
 	"github.com/dunlin-project/dunlin/node/ingress"
 	"github.com/dunlin-project/dunlin/node/proxy"
 	"github.com/dunlin-project/dunlin/node/services"
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -148,7 +149,7 @@ func TestRealClient(t *testing.T) {
 	t.Run("service", func(t *testing.T) { speak(t, state, addr, insecure.NewCredentials()) })
 
 	cert, pool := certificate(t, "g.example")
-	idir, https := short(t), unused(t)
+	idir, https := short(t), unused.Port(t).String()
 	i := &ingress.Supervisor{Dir: idir, Table: table, Log: log, Changed: make(chan struct{}),
 		Secrets:  func(ns, name string) (ingress.Certificate, bool) { return cert, ns+"/"+name == "d/cert" },
 		Settings: func() ingress.Settings { return ingress.Settings{Node: "n", Zone: "default", HTTPS: https} }}
@@ -163,16 +164,6 @@ func TestRealClient(t *testing.T) {
 	t.Run("ingress", func(t *testing.T) {
 		speak(t, state, https, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "g.example"}))
 	})
-}
-
-func unused(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // speak makes a call, one that fails with a code, and a stream.
