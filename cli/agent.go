@@ -11,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
+	"github.com/dunlin-project/dunlin/internal/claim"
 	"github.com/dunlin-project/dunlin/internal/version"
 	"github.com/dunlin-project/dunlin/node/view"
 	"github.com/dunlin-project/dunlin/pki"
@@ -67,11 +69,11 @@ runs, logs, figures. 'dunlin get pods --local' and 'dunlin describe node NAME
 			if line == "" && !joinedAlready(o) {
 				return errNotJoined
 			}
-			release, err := o.claims()
+			held, err := o.claims()
 			if err != nil {
 				return err
 			}
-			defer release()
+			defer held.release()
 			id, err := joinNode(cmd.Context(), o, line, log)
 			if err != nil {
 				return err
@@ -84,6 +86,7 @@ runs, logs, figures. 'dunlin get pods --local' and 'dunlin describe node NAME
 				return err
 			}
 			defer p.close()
+			p.claims = held
 			return p.run(cmd.Context())
 		},
 	}
@@ -129,10 +132,48 @@ func (p *nodeProcess) serveSocket(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
+	keeping, end := context.WithCancel(ctx)
+	var keeper sync.WaitGroup
+	keeper.Go(func() { p.keepRunFolder(keeping, l) })
+	defer func() { end(); keeper.Wait() }() // or it would claim what is given back
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("agent socket: %w", err)
 	}
 	return nil
+}
+
+// placeLook is how often the agent looks whether its run folder is there.
+const placeLook = 5 * time.Second
+
+// keepRunFolder makes again what somebody removed of the folder: the claims,
+// then the socket, unless another agent took the folder meanwhile.
+func (p *nodeProcess) keepRunFolder(ctx context.Context, l *view.Listener) {
+	t := time.NewTicker(placeLook)
+	defer t.Stop()
+	told := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		claimed, err := p.claims.renew()
+		made := false
+		if err == nil {
+			made, err = l.Restore()
+		}
+		switch {
+		case err == nil && (claimed || made):
+			p.log.Warn("the run folder, or files in it, were removed, and are there again", "dir", p.o.run)
+			told = ""
+		case errors.Is(err, claim.ErrHeld) && err.Error() != told:
+			p.log.Error("the run folder was removed, and another agent has taken it: stop one of the two", "dir", p.o.run, "error", err)
+			told = err.Error()
+		case err != nil && err.Error() != told:
+			p.log.Warn("the run folder was removed and cannot be made again; it is tried on", "dir", p.o.run, "error", err)
+			told = err.Error()
+		}
+	}
 }
 
 // status describes the agent for people.

@@ -15,29 +15,50 @@ import (
 // one place for the whole machine, whatever --run-dir says.
 const netnsClaims = "/run/dunlin/netns"
 
+// machineClaims are what an agent holds of its machine.
+type machineClaims struct{ run, netns *claim.Claim }
+
 // claims take what no two agents may share, before anything in it is
 // touched: what one finds there and does not know it would stop as left over.
-func (o *nodeOptions) claims() (release func(), err error) {
+func (o *nodeOptions) claims() (*machineClaims, error) {
 	me := claim.Holder{StateDir: o.state, RunDir: o.run}
 	run, err := claim.Take(filepath.Join(o.run, "lock"), me)
 	if err != nil {
 		return nil, heldHint(err, "run folder "+o.run, "give this one its own --run-dir, --state-dir and --netns")
 	}
 	if os.Geteuid() != 0 {
-		return run.Release, nil // makes no network namespace
+		return &machineClaims{run: run}, nil // makes no network namespace
 	}
 	ns, err := claim.Take(filepath.Join(netnsClaims, o.netns+".lock"), me)
 	if err != nil {
 		run.Release()
 		return nil, heldHint(err, "network namespace "+o.netns, "give this one its own --netns")
 	}
-	return func() {
-		ns.Release()
-		run.Release()
-		// Only when nothing of another agent is in there.
-		_ = os.Remove(netnsClaims)
-		_ = os.Remove(filepath.Dir(netnsClaims))
-	}, nil
+	return &machineClaims{run, ns}, nil
+}
+
+func (c *machineClaims) release() {
+	c.netns.Release()
+	c.run.Release()
+	if c.netns == nil {
+		return
+	}
+	// Only when nothing of another agent is in there.
+	_ = os.Remove(netnsClaims)
+	_ = os.Remove(filepath.Dir(netnsClaims))
+}
+
+// renew takes again what lost its file: who removes a run folder (by default
+// that of all network namespaces' claims, too) would let a second agent in.
+func (c *machineClaims) renew() (again bool, err error) {
+	for _, one := range []*claim.Claim{c.run, c.netns} {
+		if one == nil {
+			continue
+		}
+		made, oneErr := one.Renew()
+		again, err = again || made, errors.Join(err, oneErr)
+	}
+	return again, err
 }
 
 // othersRun says whether another agent runs as root in the network that this

@@ -245,6 +245,7 @@ type nodeProcess struct {
 	network    network.Network
 	floor      *clock.Floor
 	metrics    *prometheus.Registry
+	claims     *machineClaims
 	traffic    *traffic
 	began      time.Time
 }

@@ -47,11 +47,11 @@ agent must not be running. After that the machine joins with a new line from
 
 // resetNode removes the node's identity and what belongs to it.
 func (a *app) resetNode(ctx context.Context, o nodeOptions, yes bool) error {
-	release, err := o.claims()
+	held, err := o.claims()
 	if err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
-	release() // sweeping takes them again
+	held.release() // sweeping takes them again
 	nodeDir := filepath.Join(o.state, "node")
 	what, err := resetList(o, nodeDir)
 	if err != nil {

@@ -113,12 +113,12 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 			return fmt.Errorf("--config-dir=%s: the administrator's kubeconfig cannot be written: %w; name another folder, nothing was made", o.config, err)
 		}
 	}
+	var held *machineClaims
 	if !o.noNode {
-		release, err := o.claims()
-		if err != nil {
+		if held, err = o.claims(); err != nil {
 			return err
 		}
-		defer release()
+		defer held.release()
 	}
 	cfg := o.controlPlane(l, values, log)
 	cfg.Gossip = o.keeper(log)
@@ -137,14 +137,14 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 	if o.noNode {
 		g.Go(func() error { return s.RunGossip(ctx) })
 	} else {
-		g.Go(func() error { return o.node(ctx, s, cfg, log) })
+		g.Go(func() error { return o.node(ctx, s, cfg, held, log) })
 	}
 	return g.Wait()
 }
 
 // node runs the agent in this process. It joins and talks over the real
 // socket like any other.
-func (o serverOptions) node(ctx context.Context, s *controlplane.Server, cfg controlplane.Config, log *slog.Logger) error {
+func (o serverOptions) node(ctx context.Context, s *controlplane.Server, cfg controlplane.Config, held *machineClaims, log *slog.Logger) error {
 	o.besideServer = true
 	line := ""
 	if !joinedAlready(o.nodeOptions) {
@@ -175,6 +175,7 @@ func (o serverOptions) node(ctx context.Context, s *controlplane.Server, cfg con
 		return err
 	}
 	defer p.close()
+	p.claims = held
 	return p.run(ctx)
 }
 

@@ -96,12 +96,12 @@ func untouched(folders ...string) (restore func() error) {
 func sweepMachine(ctx context.Context, o nodeOptions) error {
 	made := untouched(o.state, filepath.Join(o.state, "wasm"), filepath.Join(o.state, "oci"), filepath.Join(o.state, "volumes"), filepath.Join(o.run, "volumes"))
 	hadRun := fileThere(o.run)
-	release, err := o.claims()
+	held, err := o.claims()
 	if err != nil {
 		return err // a living agent would start everything again
 	}
 	defer func() {
-		release()
+		held.release()
 		if !hadRun {
 			_ = os.Remove(o.run)
 		}

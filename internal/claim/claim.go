@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,8 +47,11 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // Claim is held until Release or the end of the process.
 type Claim struct {
-	f    *os.File
 	path string
+	me   Holder
+
+	mu sync.Mutex
+	f  *os.File
 }
 
 // maxTries bounds how often a folder may vanish while a claim is taken.
@@ -96,7 +100,7 @@ func Take(path string, me Holder) (*Claim, error) {
 			_ = f.Truncate(0)
 			_, _ = f.WriteAt(append(b, '\n'), 0)
 		}
-		return &Claim{f, path}, nil
+		return &Claim{path: path, me: me, f: f}, nil
 	}
 }
 
@@ -126,10 +130,30 @@ func (c *Claim) Release() {
 	if c == nil {
 		return
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if same, err := isAt(c.f, c.path); err == nil && same {
 		_ = os.Remove(c.path)
 	}
 	_ = c.f.Close()
+}
+
+// Renew makes the file, and its folder, again if somebody removed them, and
+// says whether it did: until then another process could take the claim. If one
+// has, that is a *HeldError, and this claim holds nothing until a later Renew.
+func (c *Claim) Renew() (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if same, err := isAt(c.f, c.path); err == nil && same {
+		return false, nil
+	}
+	again, err := Take(c.path, c.me)
+	if err != nil {
+		return false, err
+	}
+	_ = c.f.Close() // of a file without a name
+	c.f = again.f
+	return true, nil
 }
 
 // Held says whether another process holds the claim. Nothing is made.

@@ -153,3 +153,45 @@ func TestFolderThatCannotBe(t *testing.T) {
 		t.Fatal("taken")
 	}
 }
+
+// TestRenew: a file that somebody removed is made again, and then holds off
+// others; what another took meanwhile is left to it.
+func TestRenew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "made")
+	path := filepath.Join(dir, "lock")
+	c, err := Take(path, Holder{RunDir: "/r"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made, err := c.Renew(); err != nil || made {
+		t.Fatalf("made %v, %v, though it is there", made, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := c.Renew(); err != nil || !made {
+		t.Fatalf("made %v, %v", made, err)
+	}
+	var held *HeldError
+	if _, err := Take(path, Holder{}); !errors.As(err, &held) || held.By.RunDir != "/r" {
+		t.Fatalf("got %v, want it held by /r", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	other, err := Take(path, Holder{RunDir: "/other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made, err := c.Renew(); made || !errors.As(err, &held) || held.By.RunDir != "/other" {
+		t.Fatalf("made %v, %v, though another holds it", made, err)
+	}
+	other.Release()
+	if made, err := c.Renew(); err != nil || !made {
+		t.Fatalf("made %v, %v, though the other one is gone", made, err)
+	}
+	c.Release()
+	if Held(path) {
+		t.Fatal("held after its release")
+	}
+}

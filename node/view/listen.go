@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,7 +15,15 @@ import (
 // left there. Only the agent's own user, and root, may connect: the file says
 // so from its first moment (it is made in a private folder and moved), and
 // the kernel is asked who is at the other end.
-func Listen(path string, log *slog.Logger) (net.Listener, error) {
+func Listen(path string, log *slog.Logger) (*Listener, error) {
+	l, err := listen(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Listener{path: path, own: os.Geteuid(), log: log, open: l, file: fileAt(path)}, nil
+}
+
+func listen(path string) (*net.UnixListener, error) {
 	dir := filepath.Join(filepath.Dir(path), ".new")
 	if err := os.RemoveAll(dir); err != nil {
 		return nil, fmt.Errorf("agent socket: %w", err)
@@ -39,20 +48,67 @@ func Listen(path string, log *slog.Logger) (net.Listener, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("agent socket: %w", err)
 	}
-	return &listener{UnixListener: l, path: path, own: os.Geteuid(), log: log}, nil
+	return l, nil
 }
 
-type listener struct {
-	*net.UnixListener
+// fileAt is what has the name; nil is nothing.
+func fileAt(path string) os.FileInfo {
+	i, err := os.Lstat(path)
+	if err != nil {
+		return nil
+	}
+	return i
+}
+
+// Listener is the agent's socket.
+type Listener struct {
 	path string
 	own  int
 	log  *slog.Logger
+
+	mu     sync.Mutex
+	open   *net.UnixListener
+	file   os.FileInfo // of the socket
+	closed bool
+}
+
+func (l *Listener) current() *net.UnixListener {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.open
+}
+
+// inPlace says whether the name is still this socket's; l.mu is held.
+func (l *Listener) inPlace() bool {
+	i := fileAt(l.path)
+	return i != nil && l.file != nil && os.SameFile(i, l.file)
+}
+
+// Restore makes the socket, and its folder, again if somebody removed them, and
+// says whether it did. Connections that are open go on.
+func (l *Listener) Restore() (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.inPlace() {
+		return false, nil
+	}
+	again, err := listen(l.path)
+	if err != nil {
+		return false, err
+	}
+	_ = l.open.Close() // nobody can find it; Accept goes on with the other
+	l.open, l.file = again, fileAt(l.path)
+	return true, nil
 }
 
 // Accept implements net.Listener.
-func (l *listener) Accept() (net.Conn, error) {
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
-		c, err := l.AcceptUnix()
+		open := l.current()
+		c, err := open.AcceptUnix()
+		if err != nil && open != l.current() {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -65,10 +121,18 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
+// Addr implements net.Listener.
+func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
 // Close implements net.Listener.
-func (l *listener) Close() error {
-	_ = os.Remove(l.path)
-	return l.UnixListener.Close()
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inPlace() { // not another agent's
+		_ = os.Remove(l.path)
+	}
+	l.closed = true
+	return l.open.Close()
 }
 
 // mayRead: root, and the user that the agent runs as.

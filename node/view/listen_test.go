@@ -102,3 +102,73 @@ func TestPeerDecides(t *testing.T) {
 		}
 	}
 }
+
+// TestRestore: a socket whose folder was removed is there again, for new
+// connections, and those that are open go on. What another one put in its place
+// is not removed at the end.
+func TestRestore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	path := filepath.Join(dir, "agent.sock")
+	l, err := Listen(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted, ended := make(chan net.Conn), make(chan error, 1)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				ended <- err
+				return
+			}
+			accepted <- c
+		}
+	}()
+	reach := func() (there, here net.Conn) {
+		t.Helper()
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		s := <-accepted
+		t.Cleanup(func() { _ = s.Close() })
+		return c, s
+	}
+	c, s := reach()
+	if made, err := l.Restore(); err != nil || made {
+		t.Fatalf("made %v, %v, though it is there", made, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := l.Restore(); err != nil || !made {
+		t.Fatalf("made %v, %v", made, err)
+	}
+	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 {
+		t.Fatal(i, err)
+	}
+	reach()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Read(make([]byte, 1)); err != nil {
+		t.Fatal("an open connection was cut:", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil { // another's
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if _, err := os.Stat(path); err != nil {
+		t.Error("another's socket was removed")
+	}
+	if made, err := l.Restore(); err != nil || made {
+		t.Errorf("made %v, %v after its end", made, err)
+	}
+}

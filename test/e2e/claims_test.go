@@ -182,3 +182,42 @@ func TestChangedPodRange(t *testing.T) {
 		return nil
 	})
 }
+
+// TestRemovedRunFolder: an agent whose run folder somebody removes answers on
+// its socket again, and is still the only one there.
+func TestRemovedRunFolder(t *testing.T) {
+	c := cluster.New(t)
+	run := filepath.Join(c.Dir, "run")
+	if err := os.RemoveAll(run); err != nil {
+		t.Fatal(err)
+	}
+	second := func() string {
+		return refused(t, append([]string{"server", "--listen", "127.0.0.1:0", "--node-name", "second", "--gossip-port", "0", "--netns", c.NetNS + "x"}, c.DirFlags()...)...)
+	}
+	second() // its state is held, whatever became of the run folder
+	c.Eventually(30*time.Second, "the agent answers", func() error {
+		out, err := c.Try("get", "nodes", "--local", "--run-dir", run)
+		if err != nil || !strings.Contains(out, "e2e") {
+			return errors.Join(errors.New(out), err)
+		}
+		return nil
+	})
+	if got, want := second(), "run folder "+run+": in use by process "+strconv.Itoa(c.Cmd.Process.Pid); !strings.Contains(got, want) {
+		t.Errorf("%q does not say %q", got, want)
+	}
+	if err := os.Remove(filepath.Join(run, "agent.sock")); err != nil {
+		t.Fatal(err)
+	}
+	c.Eventually(30*time.Second, "the agent answers again", func() error {
+		_, err := c.Try("get", "nodes", "--local", "--run-dir", run)
+		return err
+	})
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{"agent.sock", "lock"} {
+		if _, err := os.Lstat(filepath.Join(run, f)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", f, err)
+		}
+	}
+}
