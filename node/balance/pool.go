@@ -155,11 +155,12 @@ func tierOf(ep *wire.Endpoint, node, zone string) tier {
 
 // Sweep finds the backends that drain, and forgets those that nobody uses.
 func (p *Pool) Sweep() (draining bool) {
-	live := map[*Backend]bool{}
+	live, ready := map[*Backend]bool{}, map[*Backend]bool{}
 	for _, t := range p.Targets {
 		t.mu.Lock()
 		for _, c := range t.choices {
 			live[c.b] = live[c.b] || c.state&wire.EndpointTerminating == 0
+			ready[c.b] = ready[c.b] || c.state&wire.EndpointReady != 0
 		}
 		t.mu.Unlock()
 	}
@@ -167,7 +168,7 @@ func (p *Pool) Sweep() (draining bool) {
 		stays, named := live[b]
 		b.mu.Lock()
 		draining = draining || (!b.draining && !stays)
-		b.draining = !stays
+		b.draining, b.ready = !stays, ready[b]
 		unused := len(b.conns) == 0
 		b.mu.Unlock()
 		if !named && unused {

@@ -3,6 +3,7 @@ package balance
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ type Backend struct {
 	mu       sync.Mutex
 	conns    map[*Flow]struct{}
 	draining bool // no Service sends new connections
+	ready    bool // some Service does, since it is ready
 }
 
 // Fail makes it the last choice for a moment: it could not be reached.
@@ -55,6 +57,27 @@ type Flow struct {
 	// Asked: the client spoke last, so an answer is due, however long it takes.
 	Asked atomic.Bool
 	End   func() // closes both sides
+	// Silent, where it can be known, says whether a side has acknowledged nothing
+	// for so long, though it was asked to.
+	Silent func(time.Duration) bool
+}
+
+// Silent takes the connections that shall end since nobody is there any more:
+// a side acknowledged nothing for the first time where no Service counts on the
+// backend any more, for the second where one still does.
+func (b *Backend) Silent(gone, counted time.Duration) (out []*Flow) {
+	b.mu.Lock()
+	after := gone
+	if b.ready {
+		after = counted
+	}
+	for f := range b.conns {
+		if f.Silent != nil {
+			out = append(out, f)
+		}
+	}
+	b.mu.Unlock()
+	return slices.DeleteFunc(out, func(f *Flow) bool { return !f.Silent(after) })
 }
 
 // Idle takes the connections that shall end: those of a backend that gets no

@@ -48,6 +48,7 @@ type counters struct {
 	refused atomic.Int64 // no endpoint could be reached
 	failed  atomic.Int64 // endpoints that could not be reached
 	drained atomic.Int64 // idle connections closed
+	silent  atomic.Int64 // connections closed, since a side was not there any more
 }
 
 // engine is the running proxy. mu guards what is decoded and the listeners;
@@ -196,12 +197,17 @@ func (e *engine) tick(now time.Time) {
 func (e *engine) Run(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
+	looked := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-t.C:
 			e.tick(now)
+			if now.Sub(looked) >= silenceLook {
+				e.cutSilent(silentGone, silentMost)
+				looked = now
+			}
 		}
 	}
 }

@@ -59,6 +59,8 @@ type Status struct {
 	// OverShare are connections and UDP flows that were refused, because their
 	// source had half of what the others left.
 	OverShare int64 `cbor:"14,keyasint,omitempty"`
+	// Silent are connections that were closed, since a side was not there any more.
+	Silent int64 `cbor:"15,keyasint,omitempty"`
 	// Unserved are the Failures that are a Service's.
 	Unserved []Unserved `cbor:"13,keyasint,omitempty"`
 }
@@ -69,7 +71,7 @@ func (e *engine) Status(h companion.Head) any {
 	defer e.mu.Unlock()
 	s := &Status{Build: h.Build, PID: h.PID, Listeners: len(e.listeners), Connections: e.counters.conns.Load(), UDPFlows: e.counters.udp.Load(),
 		Refused: e.counters.refused.Load(), Failed: e.counters.failed.Load(), Drained: e.counters.drained.Load(), Services: len(e.pool.Tables.Services), Goroutines: runtime.NumGoroutine(),
-		OverShare: e.conns.refusals() + e.flows.refusals()}
+		OverShare: e.conns.refusals() + e.flows.refusals(), Silent: e.counters.silent.Load()}
 	for pl, f := range e.failures {
 		if s.Failures == nil {
 			s.Failures = map[string]string{}

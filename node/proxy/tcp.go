@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,23 +35,25 @@ func (e *engine) serveTCP(t *balance.Target, external bool, c *net.TCPConn) {
 		_ = c.Close()
 		_ = up.Close()
 	})
+	f.Silent = func(d time.Duration) bool { return silent(up, d) || silent(c, d) }
 	b.Add(f)
 	e.counters.conns.Add(1)
+	var over atomic.Int32 // directions
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		e.oneWay(f, up, c, true)
+		e.oneWay(f, up, c, &over, true)
 	}()
-	e.oneWay(f, c, up, false)
+	e.oneWay(f, c, up, &over, false)
 	<-done
-	f.End()
 	b.Remove(f)
 	e.counters.conns.Add(-1)
 }
 
 // oneWay moves bytes in one direction; asks: from the client. A connection
-// that was reset is reset at the other side as well.
-func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn, asks bool) {
+// that was reset is reset at the other side as well. Who has sent its last byte
+// may wait for the other's, however long; once it is gone, nobody does.
+func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn, over *atomic.Int32, asks bool) {
 	err := e.pipes.forward(dst, src, func() {
 		f.Asked.Store(asks)
 		f.Moved.Store(time.Now().UnixNano())
@@ -59,8 +62,11 @@ func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn, asks bool) {
 		if errors.Is(err, syscall.ECONNRESET) {
 			_ = dst.SetLinger(0)
 		}
-		f.End()
+	} else if over.Add(1) == 1 {
+		waitReset(src)
+		_ = dst.SetLinger(0) // of no effect where both sides were closed
 	}
+	f.End()
 }
 
 // dial connects to the endpoint that is chosen, or to another one: nothing of
@@ -109,6 +115,20 @@ func (e *engine) drain(now time.Time) {
 		for _, f := range b.Idle(now) {
 			f.End()
 			e.counters.drained.Add(1)
+		}
+	}
+}
+
+// cutSilent ends connections with a side that is not there any more, of which
+// no packet tells: a machine that lost its power.
+func (e *engine) cutSilent(gone, counted time.Duration) {
+	e.mu.Lock()
+	list := e.pool.Backends()
+	e.mu.Unlock()
+	for _, b := range list {
+		for _, f := range b.Silent(gone, counted) {
+			f.End()
+			e.counters.silent.Add(1)
 		}
 	}
 }
