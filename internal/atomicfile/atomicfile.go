@@ -98,10 +98,13 @@ func Read(path string) ([]byte, error) {
 	return data, nil
 }
 
+// DamagedSuffix ends the name of what Quarantine moved aside.
+const DamagedSuffix = ".damaged"
+
 // Quarantine moves a damaged file aside, keeping one older copy at most, and
 // returns its new name.
 func Quarantine(path string) (string, error) {
-	to := path + ".damaged"
+	to := path + DamagedSuffix
 	if err := os.Rename(path, to); err != nil {
 		return "", fmt.Errorf("quarantine: %w", err)
 	}

@@ -180,8 +180,20 @@ func TestModuleStore(t *testing.T) {
 	if err := os.WriteFile(b.Store().BlobPath(imported.Digest), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "Never"}, nil); reason(err) != ReasonDamaged {
-		t.Errorf("a damaged module without a source: %v", err)
+	for range 3 { // and the next attempts say the same
+		if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "Never"}, nil); reason(err) != ReasonDamaged {
+			t.Errorf("a damaged module without a source: %v", err)
+		}
+	}
+	copyFile(t, "testdata/print.wasm", src)
+	if _, err := b.ImportFile(ctx, "team/app:1", src, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Prepare(ctx, workload.ImageRequest{Image: "team/app:1", Policy: "Never"}, nil); err != nil {
+		t.Errorf("imported again: %v", err)
+	}
+	if left, err := filepath.Glob(b.Store().BlobPath(imported.Digest) + ".*"); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v is left", err, left)
 	}
 }
 

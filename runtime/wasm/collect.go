@@ -100,7 +100,10 @@ func (s *Store) Collect(ctx context.Context, inUse []string) (freed int64, err e
 		if ctx.Err() != nil {
 			return freed, fmt.Errorf("module store: %w", context.Cause(ctx))
 		}
-		if keep[digestPrefix+b.Name()] || !validDigest(digestPrefix+b.Name()) {
+		// A damaged copy is kept as long as its module is wanted: it tells why
+		// that is not here.
+		digest := digestPrefix + strings.TrimSuffix(b.Name(), atomicfile.DamagedSuffix)
+		if keep[digest] || !validDigest(digest) {
 			continue
 		}
 		path := filepath.Join(s.blobs(), b.Name())

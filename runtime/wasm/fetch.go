@@ -117,5 +117,6 @@ func (s *Store) link(ctx context.Context, m images.Module, ready Ready) (st work
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return st, fmt.Errorf("module: %w", err)
 	}
+	s.forgetDamaged(m.Content)
 	return workload.ImageState{Digest: m.Content, Size: info.Size()}, atomicfile.SyncDir(s.blobs())
 }

@@ -87,7 +87,13 @@ func (s *Store) take(ctx context.Context, r io.Reader, ready Ready) (st workload
 		return st, fmt.Errorf("import: %w", err)
 	}
 	kept = true
+	s.forgetDamaged(st.Digest)
 	return st, atomicfile.SyncDir(s.blobs())
+}
+
+// forgetDamaged removes the damaged copy of a module that is here whole.
+func (s *Store) forgetDamaged(digest string) {
+	_ = os.Remove(s.BlobPath(digest) + atomicfile.DamagedSuffix) // mostly there is none
 }
 
 // copyModule copies r to f and looks at it.

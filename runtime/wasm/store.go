@@ -314,7 +314,10 @@ func (s *Store) Open(ctx context.Context, digest, name string) (*os.File, error)
 		_ = f.Close()
 	}
 	missing := errors.Is(err, fs.ErrNotExist)
-	if !missing {
+	if missing {
+		_, aside := os.Lstat(path + atomicfile.DamagedSuffix) // found damaged before
+		missing = aside != nil
+	} else {
 		if to, qerr := atomicfile.Quarantine(path); qerr == nil {
 			s.log.Warn("damaged module set aside", "digest", digest, "to", to)
 		}
