@@ -7,11 +7,15 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/fxamacker/cbor/v2"
+
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/internal/feature"
 )
 
 // filledFolder commits changes until there are two snapshots and a log after
@@ -204,5 +208,54 @@ func TestNewerVersion(t *testing.T) {
 		if !errors.Is(err, ErrNewerVersion) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", file, err)
 		}
+	}
+}
+
+// A folder whose cluster has a higher feature level, or another form of
+// snapshot, than this build knows is refused and left as it is: nothing is set
+// aside, no older snapshot taken instead.
+func TestSnapshotOfAHigherLevel(t *testing.T) {
+	dir, hash := filledFolder(t)
+	metas, err := filepath.Glob(filepath.Join(dir, "snapshots", "*.meta"))
+	if err != nil || len(metas) != keepSnapshots {
+		t.Fatal(metas, err)
+	}
+	slices.Sort(metas)
+	for name, change := range map[string]func(*snapshotMeta){
+		"level":  func(m *snapshotMeta) { m.Feature = feature.Level + 1 },
+		"format": func(m *snapshotMeta) { m.Format = state.ImageFormat + 1 },
+	} {
+		for i, at := range metas {
+			b, err := os.ReadFile(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, payload, err := unframe(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var m snapshotMeta
+			if err := cbor.Unmarshal(payload, &m); err != nil {
+				t.Fatal(err)
+			}
+			change(&m)
+			if payload, err = cbor.Marshal(&m); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(at, frame(frameFormat, 1, payload), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err = Open(context.Background(), crashConfig(dir))
+			if !errors.Is(err, ErrNewerVersion) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s of snapshot %d: %v", name, i, err)
+			}
+			if err := os.WriteFile(at, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	n := openTest(t, crashConfig(dir))
+	if got, err := n.State().Hash(); err != nil || got != hash {
+		t.Errorf("the folder is another one now: %v", err)
 	}
 }
