@@ -150,7 +150,7 @@ func (r *Registry) insert(ctx context.Context, served, stored *manifests.Kind, o
 			return nil, "", apierrors.NewAlreadyExists(gr(served), m.GetName())
 		}
 		if claim = r.heldClaim(rec); claim != "" {
-			return nil, claim, claimed(served, m.GetName(), claim)
+			return nil, claim, claimed(served, obj, m.GetName(), claim)
 		}
 		out, err := r.decodeDry(served, rec)
 		return out, "", err
@@ -160,11 +160,10 @@ func (r *Registry) insert(ctx context.Context, served, stored *manifests.Kind, o
 		return nil, "", err
 	}
 	if res.Reason != state.ReasonNone {
-		err := r.refusedCreate(served, m, res)
 		if res.Reason == state.ReasonClaim {
-			claim = res.Detail
+			return nil, res.Detail, claimed(served, obj, m.GetName(), res.Detail)
 		}
-		return nil, claim, err
+		return nil, "", r.refusedCreate(served, m, res)
 	}
 	out, err = r.written(served, res.Record)
 	return out, "", err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,22 +73,44 @@ func unavailable(hint string, err error) error {
 	return e
 }
 
-// claimed is the refusal of a value that another object holds.
-func claimed(k *manifests.Kind, name, claim string) error {
+// claimed is the refusal of a value that another object holds, and obj asked for.
+func claimed(k *manifests.Kind, obj any, name, claim string) error {
 	what, value, _ := strings.Cut(claim, "/")
+	svc, _ := obj.(*corev1.Service)
 	var errs field.ErrorList
 	switch what {
 	case "clusterip":
-		errs = field.ErrorList{field.Invalid(field.NewPath("spec", "clusterIPs").Index(0), []string{value},
+		errs = field.ErrorList{field.Invalid(claimedIP(svc, value), []string{value},
 			fmt.Sprintf("failed to allocate IP %s: provided IP is already allocated", value))}
 	case "nodeport":
-		errs = field.ErrorList{field.Invalid(field.NewPath("spec", "ports").Index(0).Child("nodePort"), value, "provided port is already allocated")}
+		errs = field.ErrorList{field.Invalid(claimedPort(svc, value), value, "provided port is already allocated")}
 	case "podcidr":
 		errs = field.ErrorList{field.Invalid(field.NewPath("spec", "podCIDR"), value, "another node has this range")}
 	default:
 		errs = field.ErrorList{field.Invalid(field.NewPath("spec"), claim, "another object holds this value")}
 	}
 	return apierrors.NewInvalid(k.GVK.GroupKind(), name, errs)
+}
+
+func claimedIP(svc *corev1.Service, value string) *field.Path {
+	path := field.NewPath("spec", "clusterIPs")
+	if svc == nil {
+		return path
+	}
+	return path.Index(max(slices.Index(svc.Spec.ClusterIPs, value), 0))
+}
+
+// claimedPort is where a Service names a node port: the health check's is one.
+func claimedPort(svc *corev1.Service, value string) *field.Path {
+	if svc == nil {
+		return field.NewPath("spec", "ports")
+	}
+	for i := range svc.Spec.Ports {
+		if fmt.Sprint(svc.Spec.Ports[i].NodePort) == value {
+			return field.NewPath("spec", "ports").Index(i).Child("nodePort")
+		}
+	}
+	return field.NewPath("spec", "healthCheckNodePort")
 }
 
 // refused maps the state machine's refusal of an op on one object.
@@ -110,7 +133,7 @@ func refused(k *manifests.Kind, namespace, name string, res state.Result) error 
 		}
 		return apierrors.NewNotFound(corev1.Resource("namespaces"), namespace)
 	case state.ReasonClaim:
-		return claimed(k, name, res.Detail)
+		return claimed(k, nil, name, res.Detail)
 	case state.ReasonTerm:
 		return unavailable("this server no longer leads: try again", state.ErrNotLeader)
 	case state.ReasonBound:

@@ -79,7 +79,7 @@ func (r *Registry) tryUpdate(ctx context.Context, served, stored *manifests.Kind
 		return out, false, err
 	case o.DryRun:
 		if claim := r.heldClaim(next); claim != "" {
-			return nil, false, claimed(served, rec.Header.Key.Name, claim)
+			return nil, false, claimed(served, obj, rec.Header.Key.Name, claim)
 		}
 		next.Header.ResourceVersion = rec.Header.ResourceVersion
 		out, err = r.decodeDry(served, next)
@@ -99,7 +99,7 @@ func (r *Registry) tryUpdate(ctx context.Context, served, stored *manifests.Kind
 		return nil, true, nil
 	case state.ReasonClaim:
 		// An address or port that allocate chose is gone: choose again.
-		return nil, slices.Contains(chosen, res.Detail), refused(served, rec.Header.Key.Namespace, rec.Header.Key.Name, res)
+		return nil, slices.Contains(chosen, res.Detail), claimed(served, obj, rec.Header.Key.Name, res.Detail)
 	}
 	return nil, false, refused(served, rec.Header.Key.Namespace, rec.Header.Key.Name, res)
 }

@@ -28,6 +28,9 @@ func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort, lin
 	if !v4.IsValid() {
 		return nil
 	}
+	if err := n.free(uid, ports); err != nil {
+		return err
+	}
 	err := n.rules(uid, v4, ports, link)
 	switch {
 	case err == nil:

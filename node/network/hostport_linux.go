@@ -1,0 +1,85 @@
+package network
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+)
+
+// free refuses host ports that another process of the machine has: the rule
+// would take what is for that one away from it, in silence. A pod whose rules
+// are there keeps its ports.
+func (n *Namespaced) free(uid string, ports []HostPort) error {
+	if len(ports) == 0 || n.published(uid) {
+		return nil
+	}
+	for _, p := range ports {
+		if p.IP.Is6() {
+			continue // no rule is made
+		}
+		switch err := bindable(p); {
+		case errors.Is(err, unix.EADDRINUSE):
+			flag := "t"
+			if p.Protocol == "UDP" {
+				flag = "u"
+			}
+			at := ""
+			if p.IP.IsValid() {
+				at = p.IP.String()
+			}
+			return fmt.Errorf("hostPort: %w; the pod waits until that one ends (ss -ln%sp sport = :%d), or give it another hostPort",
+				&PortInUseError{Address: fmt.Sprintf("%s:%d/%s", at, p.Host, p.Protocol), Err: err}, flag, p.Host)
+		case errors.Is(err, unix.EADDRNOTAVAIL): // an address that the machine may get yet
+		case err != nil:
+			return fmt.Errorf("hostPort %d/%s: %w", p.Host, p.Protocol, err)
+		}
+	}
+	return nil
+}
+
+// published says whether the rules of a pod's host ports are there.
+func (n *Namespaced) published(uid string) bool {
+	c, err := nftables.New()
+	if err != nil {
+		return false
+	}
+	pre, _, _ := n.chains(n.table())
+	rules, err := c.GetRules(pre.Table, pre)
+	if err != nil {
+		return false
+	}
+	for _, r := range rules {
+		if bytes.Equal(r.UserData, mark(uid)) {
+			return true
+		}
+	}
+	return false
+}
+
+// bindable tries a port without listening there, which nobody notices.
+func bindable(p HostPort) error {
+	kind := unix.SOCK_STREAM
+	if p.Protocol == "UDP" {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if kind == unix.SOCK_STREAM {
+		// Connections that are over, or go on, are in nobody's way; listeners are.
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+	}
+	at := netip.IPv4Unspecified()
+	if p.IP.IsValid() {
+		at = p.IP
+	}
+	return unix.Bind(fd, &unix.SockaddrInet4{Port: int(p.Host), Addr: at.As4()})
+}
