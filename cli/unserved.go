@@ -16,6 +16,7 @@ const (
 	unservedTwice = 2
 
 	reasonUnserved = "PortNotServed"
+	reasonLoop     = "EndpointLoop"
 )
 
 // unserved has people of a Service know when this node cannot serve a port of
@@ -57,19 +58,30 @@ func (u *unserved) look() {
 	for _, x := range st.Unserved {
 		now[x] = min(u.seen[x]+1, unservedTwice)
 		if now[x] == unservedTwice && u.seen[x] < unservedTwice {
-			u.tell(x.Service, reasonUnserved, unservedText(u.node, &x), false)
+			u.tell(x.Service, unservedReason(&x), unservedText(u.node, &x), false)
 		}
 	}
 	for x, n := range u.seen {
 		if now[x] == 0 && n == unservedTwice {
-			u.tell(x.Service, reasonUnserved, unservedText(u.node, &x), true)
+			u.tell(x.Service, unservedReason(&x), unservedText(u.node, &x), true)
 		}
 	}
 	u.seen = now
 }
 
+func unservedReason(u *proxy.Unserved) string {
+	if u.Why == proxy.WhyLoop {
+		return reasonLoop
+	}
+	return reasonUnserved
+}
+
 // unservedText says where, why, and what to do. Pure.
 func unservedText(node string, u *proxy.Unserved) string {
+	if u.Why == proxy.WhyLoop {
+		return fmt.Sprintf("node %s does not use endpoint %s/%s: %s; a connection there would go round and round: name the addresses of what shall answer in the EndpointSlices of this Service",
+			node, u.Addr, u.Protocol, u.Error)
+	}
 	at, port := "address "+u.Addr.Addr().String(), u.Addr.Port()
 	if u.Addr.Addr().IsUnspecified() {
 		at = "all addresses"

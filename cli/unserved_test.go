@@ -66,4 +66,13 @@ func TestUnservedPortsAreToldOnce(t *testing.T) {
 	if got := look(3, taken, low); len(got) != 1 || !strings.Contains(got[0], "false") {
 		t.Error("not told again", got)
 	}
+	loop := proxy.Unserved{Service: "shop/web", Kind: proxy.KindEndpoint, Protocol: "TCP", Why: proxy.WhyLoop,
+		Addr: netip.MustParseAddrPort("192.0.2.1:30080"), Error: "it is an address of the Service itself"}
+	look(9)
+	if got := look(9, loop); len(got) != 1 || !strings.HasPrefix(got[0], "shop/web EndpointLoop false node n1 does not use endpoint 192.0.2.1:30080/TCP: it is an address of the Service itself; ") {
+		t.Error(got)
+	}
+	if got := look(1); len(got) != 1 || !strings.HasPrefix(got[0], "shop/web EndpointLoop true node n1 does not use") {
+		t.Error(got)
+	}
 }

@@ -34,6 +34,7 @@ type candidate struct {
 	pass   float64 // grows by 1/weight with each choice
 	failed bool    // could not be reached a moment ago
 	tried  bool    // could not be reached by this very connection
+	loop   bool    // leads back to the Service
 }
 
 // Classes of candidates: a better one is always preferred, whatever the load.
@@ -48,7 +49,7 @@ const (
 func (c *candidate) class(local bool) int {
 	class := classUnusable
 	switch {
-	case c.tried, local && c.tier != sameNode:
+	case c.tried, c.loop, local && c.tier != sameNode:
 		return class
 	case c.state&wire.EndpointReady != 0:
 		class = classReady

@@ -39,6 +39,11 @@ func (p *Pool) Retain(keys map[string]bool) (changed []string) {
 			changed = append(changed, p.Tables.Remove(wire.ItemSlice+slice))
 		}
 	}
+	for name := range p.Tables.Nodes {
+		if !keys[wire.ItemNodeInfo+name] {
+			delete(p.Tables.Nodes, name)
+		}
+	}
 	return changed
 }
 
@@ -93,7 +98,7 @@ func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) [
 				b = &Backend{Addr: a, conns: map[*Flow]struct{}{}}
 				p.backends[a] = b
 			}
-			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(max(ep.Weight, 1)), state: ep.State})
+			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(max(ep.Weight, 1)), state: ep.State, outside: ep.Pod == ""})
 		}
 	}
 	slices.SortFunc(out, func(a, b choice) int { return a.b.Addr.Compare(b.b.Addr) })
@@ -159,6 +164,9 @@ func (p *Pool) Sweep() (draining bool) {
 	for _, t := range p.Targets {
 		t.mu.Lock()
 		for _, c := range t.choices {
+			if c.loop {
+				continue
+			}
 			live[c.b] = live[c.b] || c.state&wire.EndpointTerminating == 0
 			ready[c.b] = ready[c.b] || c.state&wire.EndpointReady != 0
 		}

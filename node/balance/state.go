@@ -104,6 +104,8 @@ type choice struct {
 	weight float64
 	state  uint8
 	pass   float64 // see candidate
+	// outside: no pod's, but what somebody wrote down; loop: it leads back here.
+	outside, loop bool
 }
 
 // Target is one port of a Service: what a listener leads to.
@@ -161,7 +163,7 @@ func (t *Target) local(external bool) bool {
 // candidate is what choose has to know of a choice.
 func (c *choice) candidate(now int64, tried map[*Backend]bool) candidate {
 	return candidate{tier: c.tier, weight: c.weight, state: c.state, active: int(c.b.Active.Load()),
-		pass: c.pass, failed: c.b.failed.Load() > now, tried: len(tried) > 0 && tried[c.b]}
+		pass: c.pass, loop: c.loop, failed: c.b.failed.Load() > now, tried: len(tried) > 0 && tried[c.b]}
 }
 
 // Reachable says whether there is anything to connect to; where there is not,
@@ -230,11 +232,12 @@ type Tables struct {
 	Network  wire.ClusterNetwork
 	Services map[string]*wire.Service          // by namespace/name
 	Slices   map[string]map[string]*wire.Slice // by namespace/name of the Service, then of the slice
+	Nodes    map[string][]netip.Addr           // their addresses, by name
 	owner    map[string]string                 // slice: namespace/name of its Service
 }
 
 func newTables() *Tables {
-	return &Tables{Services: map[string]*wire.Service{}, Slices: map[string]map[string]*wire.Slice{}, owner: map[string]string{}}
+	return &Tables{Services: map[string]*wire.Service{}, Slices: map[string]map[string]*wire.Slice{}, Nodes: map[string][]netip.Addr{}, owner: map[string]string{}}
 }
 
 // Put takes an item and names the Service that it is about; "" is none.
@@ -269,8 +272,20 @@ func (t *Tables) Put(key string, data []byte) (service string, err error) {
 		}
 		t.Slices[name][slice], t.owner[slice] = s, name
 		return name, nil
+	case strings.HasPrefix(key, wire.ItemNodeInfo):
+		var n wire.NodeInfo
+		if err := wire.DecodeItem(data, &n); err != nil {
+			return "", fmt.Errorf("%s: %w", key, err)
+		}
+		var list []netip.Addr
+		for _, s := range n.Addresses {
+			if a, err := netip.ParseAddr(s); err == nil {
+				list = append(list, a.Unmap())
+			}
+		}
+		t.Nodes[key[len(wire.ItemNodeInfo):]] = list
 	}
-	return "", nil // nodes, and what newer servers send
+	return "", nil // what is left is what newer servers send
 }
 
 // Remove drops an item and names the Service that it was about; "" is none.
@@ -281,6 +296,9 @@ func (t *Tables) Remove(key string) (service string) {
 	}
 	if slice, ok := strings.CutPrefix(key, wire.ItemSlice); ok {
 		return t.removeSlice(slice)
+	}
+	if name, ok := strings.CutPrefix(key, wire.ItemNodeInfo); ok {
+		delete(t.Nodes, name)
 	}
 	return ""
 }

@@ -72,6 +72,7 @@ type engine struct {
 	handed    bool                // listeners are a successor's now
 	changed   map[string]bool     // Services to be looked at
 	names     map[netip.Addr][]string
+	loops     []balance.Loop // endpoints that are not used
 }
 
 func newEngine(log *slog.Logger) *engine {
@@ -169,6 +170,11 @@ func (e *engine) Apply(items []wire.ServiceItem, gone []string, last bool) {
 	}
 	clear(e.changed)
 	e.names = nil
+	loops := e.pool.FindLoops()
+	if len(loops) > 0 && !slices.Equal(loops, e.loops) {
+		e.log.Warn("endpoints lead back to their own Services and are not used", "endpoints", loops)
+	}
+	e.loops = loops
 	e.pool.Sweep()
 	e.listen()
 }

@@ -61,7 +61,8 @@ type Status struct {
 	OverShare int64 `cbor:"14,keyasint,omitempty"`
 	// Silent are connections that were closed, since a side was not there any more.
 	Silent int64 `cbor:"15,keyasint,omitempty"`
-	// Unserved are the Failures that are a Service's.
+	// Unserved are the Failures that are a Service's, and endpoints that are not
+	// used since they lead back to it.
 	Unserved []Unserved `cbor:"13,keyasint,omitempty"`
 }
 
@@ -80,6 +81,9 @@ func (e *engine) Status(h companion.Head) any {
 		if f.want.service != "" {
 			s.Unserved = append(s.Unserved, f.unserved(pl))
 		}
+	}
+	for i := range e.loops {
+		s.Unserved = append(s.Unserved, loopUnserved(&e.loops[i]))
 	}
 	for pl, l := range e.listeners {
 		if pl.name == "" {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 	"syscall"
+
+	"github.com/dunlin-project/dunlin/node/balance"
 )
 
 // What of a Service is not served; spec fields in people's words.
@@ -13,6 +15,7 @@ const (
 	KindNodePort   = "node port"
 	KindExternal   = "external or load balancer's address"
 	KindHealthPort = "health check's node port"
+	KindEndpoint   = "endpoint" // not a port of the Service, but one that it leads to
 )
 
 // Why something is not served, where there is something to do about it.
@@ -21,6 +24,8 @@ const (
 	WhyDenied = "denied" // a low port without root
 	// WhyReserved is a port of dunlin's own: it is never served.
 	WhyReserved = "reserved"
+	// WhyLoop is an endpoint that leads back to its Service.
+	WhyLoop = "loop"
 )
 
 // Unserved is a port of a Service that this node should serve and cannot.
@@ -31,6 +36,14 @@ type Unserved struct {
 	Addr     netip.AddrPort `cbor:"4,keyasint"` // the unspecified address is all of the node's
 	Why      string         `cbor:"5,keyasint,omitempty"`
 	Error    string         `cbor:"6,keyasint"`
+}
+
+func loopUnserved(l *balance.Loop) Unserved {
+	u := Unserved{Service: l.Target.Service, Kind: KindEndpoint, Protocol: l.Target.Protocol, Addr: l.Addr, Why: WhyLoop, Error: "it is an address of the Service itself"}
+	if l.Via != "" {
+		u.Error = "it is an address of Service " + l.Via + ", which leads back here"
+	}
+	return u
 }
 
 func (f *failure) unserved(p place) Unserved {
