@@ -96,13 +96,14 @@ func TestShopOnAFleet(t *testing.T) {
 	address := fmt.Sprintf("%s:%d", site.Host(), 26000+os.Getpid()%5000)
 	c := cluster.NewControlPlane(t, "--listen", address, "--advertise", address)
 	var agents []*cluster.Agent
+	var machines []*cluster.Machine
 	var outside []string
 	for i := range 3 {
 		m := site.NewMachine()
 		a := cluster.NewAgent(t, fmt.Sprintf("n%d", i+1), m)
 		stockShop(t, a)
 		a.Start("--join", strings.TrimSpace(c.Run("token", "create")))
-		agents, outside = append(agents, a), append(outside, m.IP)
+		agents, machines, outside = append(agents, a), append(machines, m), append(outside, m.IP)
 	}
 	for _, a := range agents {
 		c.Eventually(time.Minute, a.Name+" is Ready", func() error { return c.NodeReady(a.Name) })
@@ -143,7 +144,7 @@ func TestShopOnAFleet(t *testing.T) {
 
 	shopWhileRolled(t, c, ways)
 	shopWithoutServers(t, c, ways)
-	shopWithoutANode(t, c, agents[2], ways[:4])
+	shopWithoutANode(t, c, machines[2], agents[2], ways[:4])
 }
 
 // shopWhileRolled fails no order.
@@ -181,9 +182,12 @@ func shopWithoutServers(t *testing.T, c *cluster.Cluster, ways []string) {
 	}
 }
 
-// shopWithoutANode fails no order once the others know.
-func shopWithoutANode(t *testing.T, c *cluster.Cluster, a *cluster.Agent, ways []string) {
+// shopWithoutANode fails no order once the others know. The machine loses its
+// power: from one moment to the next nothing of it answers or refuses, neither
+// its agent nor containers, nor its proxy, nor its address.
+func shopWithoutANode(t *testing.T, c *cluster.Cluster, m *cluster.Machine, a *cluster.Agent, ways []string) {
 	t.Helper()
+	m.Cut()
 	a.Kill()
 	for _, at := range ways {
 		patiently(t, "an order at "+at, func() error { return order(http.MethodPost, at, "/api/buy/tea") })
