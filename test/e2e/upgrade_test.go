@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -96,6 +98,36 @@ func (u *upgrade) all(bin string) {
 	}
 }
 
+// commands: the command line of a build does its work with servers of another,
+// and restores no snapshot that it does not understand.
+func (u *upgrade) commands(bin string) {
+	u.t.Helper()
+	for _, c := range []struct{ args, want string }{
+		{"version", "Kubernetes API"},
+		{"get nodes", "Ready"},
+		{"get pods -o yaml", "containerStatuses"},
+		{"describe deploy/app-n1", "progressDeadlineSeconds"},
+		{"scale deploy/app-n1 --replicas=1", "scaled"},
+		{"rollout status deploy/app-n1 --timeout 30s", "rolled out"},
+		{"rollout history deploy/app-n1", "REVISION"},
+		{"events", ""},
+		{"logs deploy/app-n1", ""},
+		{"token create", "dunlin1"},
+		{"server list", "leader"},
+		{"snapshot save " + filepath.Join(u.t.TempDir(), "snapshot"), ""},
+	} {
+		cmd := exec.CommandContext(u.t.Context(), bin, strings.Fields(c.args)...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+u.Kubeconfig(0))
+		out, err := cmd.CombinedOutput()
+		if strings.Contains(string(out), "understands 1: install the version that the other servers run") && bin != u.next {
+			continue
+		}
+		if err != nil || !strings.Contains(string(out), c.want) {
+			u.t.Errorf("%s by %s: %v, %s", c.args, bin, err, out)
+		}
+	}
+}
+
 // noPanic: nothing crashed, whatever it read.
 func (u *upgrade) noPanic() {
 	u.t.Helper()
@@ -142,6 +174,7 @@ func TestStory18Versions(t *testing.T) {
 		}
 		return nil
 	})
+	u.commands(u.next)
 	for range cycles(t) {
 		u.all(u.next)
 		u.all("")
@@ -162,6 +195,7 @@ func TestStory18Versions(t *testing.T) {
 		})
 	}
 	u.well()
+	u.commands(cluster.Binary(t))
 
 	// No way back for a server, a polite one.
 	s := u.List[rand.IntN(3)]
