@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -64,6 +66,10 @@ SIGTERM ended the command before the guest began.`,
 				}
 			}
 			code, err := wasm.RunForeground(cmd.Context(), o)
+			if errors.Is(err, wasm.ErrMemoryLimit) {
+				_, _ = fmt.Fprintf(a.errw, "Error: %s: %v\n", o.Path, err)
+				return exitCode(code)
+			}
 			if err != nil {
 				return interrupted(cmd.Context(), err, o.Path+" was not started")
 			}

@@ -221,7 +221,7 @@ func fatal(err error) bool {
 // crashed tells about an ended attempt that counts as a crash.
 func crashed(c *ctrState, e *store.Exit) note {
 	if e.Reason == "OOMKilled" {
-		return c.note(true, "OOMKilled", "Container was killed: it used more memory than its limit")
+		return c.note(true, "OOMKilled", "Container was killed: "+e.Message)
 	}
 	return c.note(true, "BackOff", fmt.Sprintf("Container ended (%s, exit code %d): %s", e.Reason, e.Code, e.Message))
 }

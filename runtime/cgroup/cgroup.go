@@ -65,6 +65,8 @@ type Group interface {
 	// Set changes limits.
 	Set(Limits) error
 	Stats() (Stats, error)
+	// OOM is what the kernel did to it for memory; zero where nothing is known.
+	OOM() OOM
 	// Kill sends SIGKILL to all that is in it and waits until it is empty.
 	Kill(ctx context.Context) error
 	// Remove deletes it and the groups below; its processes must be gone.

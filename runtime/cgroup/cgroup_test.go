@@ -134,6 +134,12 @@ func TestMemoryLimitKillsAndIsNamed(t *testing.T) {
 	if err != nil || st.OOMKills == 0 {
 		t.Errorf("stats %+v, %v: no kill counted", st, err)
 	}
+	if o := g.OOM(); !o.Own || o.Limit != 32<<20 || !strings.HasPrefix(o.String(), "it used more memory than its limit") {
+		t.Errorf("%+v: %s", o, o)
+	}
+	if o := other.OOM(); o.Kills != 0 {
+		t.Errorf("the neighbour: %+v", o)
+	}
 	if st, err := other.Stats(); err != nil || st.OOMKills != 0 || st.PIDs == 0 {
 		t.Errorf("the neighbour: %+v, %v", st, err)
 	}

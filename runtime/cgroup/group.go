@@ -320,5 +320,6 @@ func (g gone) Path() string               { return g.path }
 func (g gone) Add(int) error              { return g.err }
 func (g gone) Set(Limits) error           { return g.err }
 func (g gone) Stats() (Stats, error)      { return Stats{}, g.err }
+func (g gone) OOM() OOM                   { return OOM{} }
 func (g gone) Kill(context.Context) error { return nil }
 func (g gone) Remove() error              { return nil }

@@ -34,6 +34,25 @@ func TestALeakerWithoutALimitDiesFirst(t *testing.T) {
 	}
 }
 
+// TestTheLimitOfAnotherIsNotItsOwn: who is killed since all groups together
+// used too much is not told that its own limit was too small.
+func TestTheLimitOfAnotherIsNotItsOwn(t *testing.T) {
+	tree := newTree(t)
+	if !tree.Facts().Memory {
+		t.Skip("SKIPPED: " + tree.Facts().MemoryReason)
+	}
+	if err := tree.Bound("pods", Bound{MemoryBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	g := create(t, tree, "pods/burstable/u1/app-0", Limits{MemoryLimit: 512 << 20})
+	if err := start(t, g, "memory").Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Fatalf("it ended with %v", err)
+	}
+	if o := g.OOM(); o.Kills == 0 || o.Own || o.Limit != 512<<20 || !strings.Contains(o.String(), "MiB at most of its limit of 512 MiB") {
+		t.Errorf("%+v: %s", o, o)
+	}
+}
+
 // TestBoundComesBack: the group goes when it is empty, its bound does not.
 func TestBoundComesBack(t *testing.T) {
 	tree := newTree(t)

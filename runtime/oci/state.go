@@ -136,8 +136,12 @@ func (r *Runtime) conclude(dir string, rec record, p started, sameBoot bool) end
 		e.Reason = reasonOOM
 	}
 	e.Message = r.lastWords(dir, rec, code)
-	if e.Reason == reasonOOM && e.Message == "" {
-		e.Message = "it used more memory than its limit and was killed by the kernel"
+	if e.Reason == reasonOOM {
+		why := r.cfg.Cgroups.Open(rec.Cgroup).OOM().String()
+		if e.Message != "" {
+			why += "; last words: " + e.Message
+		}
+		e.Message = why
 	}
 	return e
 }

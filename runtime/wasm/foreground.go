@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -187,12 +188,13 @@ func foregroundCode(ctx context.Context, o *ForegroundOptions, binary, digest st
 }
 
 func foregroundRun(ctx context.Context, binary string, spec host.Spec, module *os.File, sockets []*os.File, started func([]string)) (int, error) {
-	here, err := os.Open(".")
+	fd, err := unix.MemfdCreate("stderr", unix.MFD_CLOEXEC)
 	if err != nil {
-		return 1, fmt.Errorf("current folder: %w", err)
+		return 1, fmt.Errorf("start host: %w", err)
 	}
-	defer func() { _ = here.Close() }()
-	p, err := spawn(binary, host.CommandRun, module, here, os.Stderr, []*os.File{os.Stdin, os.Stdout}, sockets)
+	words := os.NewFile(uintptr(fd), "stderr") // of the host program, not of the guest
+	defer func() { _ = words.Close() }()
+	p, err := spawn(binary, host.CommandRun, module, os.Stderr, words, []*os.File{os.Stdin, os.Stdout}, sockets)
 	if err != nil {
 		return 1, err
 	}
@@ -227,5 +229,16 @@ func foregroundRun(ctx context.Context, binary string, spec host.Spec, module *o
 	if ws.Signaled() {
 		return 128 + int(ws.Signal()), nil
 	}
+	last, err := io.ReadAll(io.NewSectionReader(words, 0, 64<<10))
+	switch {
+	case err == nil && spec.MemoryLimit > 0 && outOfMemory(string(last)):
+		return 137, fmt.Errorf("%w of %d MiB: its calls nest too deep for it, or its tables are too large", ErrMemoryLimit, spec.MemoryLimit>>20)
+	case len(last) > 0:
+		_, _ = os.Stderr.Write(last)
+	}
 	return ws.ExitStatus(), nil
 }
+
+// ErrMemoryLimit says that a guest in the foreground needed more memory than
+// it may have, beyond the memory that it is refused by itself.
+var ErrMemoryLimit = errors.New("it needed more memory than its limit")

@@ -1,7 +1,10 @@
 package wasm
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +48,30 @@ func TestForegroundSaysThatItCompiles(t *testing.T) {
 	}
 	if len(said) != 1 || said[0] != "compiling" {
 		t.Errorf("said %q", said)
+	}
+}
+
+// TestForegroundMemory: what no limit of the guest's own memory refuses ends
+// in one line, not in the stacks of our program.
+func TestForegroundMemory(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr := os.Stderr
+	os.Stderr = write
+	code, _, err := foreground(t, t.Context(), ForegroundOptions{Path: "testdata/table.wasm", MemoryLimit: 32 << 20})
+	os.Stderr = stderr
+	_ = write.Close()
+	text, rerr := io.ReadAll(read)
+	if rerr != nil {
+		t.Fatal(rerr)
+	}
+	if code != 137 || !errors.Is(err, ErrMemoryLimit) || !strings.Contains(err.Error(), "32 MiB") {
+		t.Errorf("%d, %v", code, err)
+	}
+	if bytes.Count(text, []byte{'\n'}) > 3 || bytes.Contains(text, []byte("goroutine")) {
+		t.Errorf("printed %s", text)
 	}
 }
 

@@ -138,10 +138,10 @@ func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitR
 		return e
 	}
 	if rec.Cgroup != "" && r.cfg.Cgroups != nil {
-		if st, err := r.cfg.Cgroups.Open(rec.Cgroup).Stats(); err == nil && st.OOMKills > 0 {
-			e.Reason, e.Message = reasonOOM, "it used more memory than its limit and was killed by the kernel"
-			if !host.HasMemoryLimit(dir) {
-				e.Message = "the pods of this node used all memory that they may, and the kernel killed this one (it has no limit of its own)"
+		if oom := r.cfg.Cgroups.Open(rec.Cgroup).OOM(); oom.Kills > 0 {
+			e.Reason, e.Message = reasonOOM, oom.String()
+			if !oom.Own {
+				return e
 			}
 			return overflowed(dir, e)
 		}
@@ -154,7 +154,7 @@ func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitR
 	}
 	text := firstLines(filepath.Join(dir, host.StderrFile), 1024)
 	switch {
-	case strings.Contains(text, "out of memory"), strings.Contains(text, "cannot allocate memory"):
+	case outOfMemory(text):
 		e.Reason, e.Message = reasonOOM, "its host program could get no more memory: "+text
 		e = overflowed(dir, e)
 	case text != "":
@@ -165,6 +165,12 @@ func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitR
 		e.Message = "it was killed, and left no record of its end"
 	}
 	return e
+}
+
+// outOfMemory says whether a program's last words are that it could get no
+// more memory.
+func outOfMemory(text string) bool {
+	return strings.Contains(text, "out of memory") || strings.Contains(text, "cannot allocate memory")
 }
 
 // overflowed names a guest's endless recursion, which ends as any shortage of

@@ -49,6 +49,7 @@ const (
 	fdReply   = 4 // a pipe to write one Reply to
 	fdModule  = 5 // the module, opened for reading
 	fdRunDir  = 6 // the run folder (run), or the cache folder to fill (compile)
+	fdStderr  = 6 // in the foreground, which has no run folder: the guest's standard error; descriptor 2 is the host's own
 	fdSockets = 7 // listeners follow
 )
 

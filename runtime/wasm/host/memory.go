@@ -63,17 +63,11 @@ func (m *memoryRecord) begin(limit int64) {
 	m.limit.Store(uint64(max(limit, 0)))
 }
 
-// HasMemoryLimit says whether the host whose run folder it is noted a limit.
-// One that noted nothing may have had one.
-func HasMemoryLimit(dir string) bool {
-	b, err := os.ReadFile(filepath.Join(dir, MemoryFile))
-	return err != nil || len(b) != memoryRecordSize || binary.NativeEndian.Uint64(b[8:]) == 0 || binary.NativeEndian.Uint64(b) > 0
-}
-
 // StackOverflow says whether a host that the kernel killed for its memory
 // died of its guest's call stack: the record in dir explains less than half
 // of the limit, and beside the guest's own memory only its stack grows
-// without a bound (wazero lets it have 100 MB).
+// without a bound (wazero lets it have 100 MB), and tables of a guest that
+// means to.
 func StackOverflow(dir string) (message string, ok bool) {
 	b, err := os.ReadFile(filepath.Join(dir, MemoryFile))
 	if err != nil || len(b) != memoryRecordSize {
@@ -83,7 +77,7 @@ func StackOverflow(dir string) (message string, ok bool) {
 	if limit == 0 || base == 0 || base+peak > limit/2 {
 		return "", false
 	}
-	return fmt.Sprintf("stack overflow: its calls nest deeper than its memory limit of %s has room for (its own memory was %s, its host program's %s)",
+	return fmt.Sprintf("stack overflow: its calls nest deeper, or its tables are larger, than its memory limit of %s has room for (its own memory was %s, its host program's %s)",
 		bytesText(limit), bytesText(peak), bytesText(base)), true
 }
 

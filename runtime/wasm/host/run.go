@@ -62,6 +62,7 @@ type host struct {
 	foreground bool
 	log        *criLog
 	streams    []*stream
+	stderr     *os.File // the guest's; nil where its output goes to a log
 	tail       *tail
 	stdinW     int
 	control    *control
@@ -234,7 +235,11 @@ const noPort = 1023
 func (h *host) openStdio(g *Guest) error {
 	h.tail = &tail{max: tailBytes}
 	if h.spec.LogPath == "" {
-		g.Stdout, g.Stderr = os.Stdout, io.MultiWriter(os.Stderr, tailWriter{h.tail})
+		h.stderr = os.Stderr
+		if h.foreground {
+			h.stderr = os.NewFile(fdStderr, "stderr")
+		}
+		g.Stdout, g.Stderr = os.Stdout, io.MultiWriter(h.stderr, tailWriter{h.tail})
 	} else {
 		l, err := openLog(h.spec.LogPath, h.spec.LogMaxBytes, h.spec.LogMaxFiles)
 		if err != nil {
@@ -353,7 +358,7 @@ func (h *host) end(o Outcome) int {
 	rec := ExitRecord{ExitCode: o.ExitCode, Reason: ReasonCompleted, MemoryPeak: o.MemoryPeak}
 	rec.Reason, rec.Message = explain(o, h.spec.MemoryLimit, h.tail.text())
 	if h.foreground && o.Trap != "" {
-		fmt.Fprintln(os.Stderr, "dunlin: the guest trapped: "+o.Trap)
+		_, _ = fmt.Fprintln(h.stderr, "dunlin: the guest trapped: "+o.Trap)
 	}
 	h.finish(rec)
 	return o.ExitCode
