@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -28,6 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/dunlin-project/dunlin/test/cluster"
+	"github.com/dunlin-project/dunlin/test/unused"
 )
 
 // hub is Debian's docker-registry on a port of its own.
@@ -41,12 +41,7 @@ func newHub(t *testing.T) *hub {
 	if _, err := exec.LookPath("docker-registry"); err != nil {
 		t.Skip("SKIPPED: docker-registry is not installed (test/setup.sh does)")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &hub{t: t, host: l.Addr().String()}
-	_ = l.Close()
+	h := &hub{t: t, host: unused.Port(t).String()}
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "config.yml")
 	if err := os.WriteFile(conf, []byte(fmt.Sprintf("version: 0.1\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %s}\n", dir, h.host)), 0o600); err != nil {
