@@ -8,7 +8,16 @@ mkdir -p ../../bin
 go test -c -tags e2e -o ../../bin/e2e.test .
 log=$(mktemp "${TMPDIR:-/tmp}/dunlin-e2e.XXXXXX")
 trap 'rm -f "$log"' EXIT
-if ../../bin/e2e.test -test.timeout 50m "$@" 2>&1 | tee "$log"; then exit 0; fi
+# Of a test that passed one line with its time, of every other one all that it said.
+tell() {
+  awk '/^=== RUN +[^\/]*$/ { said = ""; next }
+    /^=== / { next }
+    /^--- PASS/ { print; fflush(); said = ""; next }
+    /^--- (FAIL|SKIP)/ { printf "%s\n%s", $0, said; fflush(); said = ""; next }
+    { said = said $0 "\n" }
+    END { printf "%s", said }'
+}
+if ../../bin/e2e.test -test.timeout 50m -test.v "$@" 2>&1 | tee "$log" | tell; then exit 0; fi
 mapfile -t failed < <(sed -n 's/^--- FAIL: \(Test[A-Za-z0-9_]*\) .*/\1/p' "$log" | sort -u)
 if [ ${#failed[@]} -eq 0 ] || [ ${#failed[@]} -gt 2 ]; then exit 1; fi
 echo "=== again, alone: ${failed[*]}"
