@@ -23,7 +23,16 @@ type relief struct {
 	// told bounds what is said of nodes on a full disk: that a node is full
 	// must not be kept from everybody because it is.
 	told *rate.Limiter
+	// credit is how many words may still be said of what deletions made untrue:
+	// each deletion pays for some, so that they cannot take its room for ever.
+	// The batcher's.
+	credit int
 }
+
+const (
+	creditEach = 6 // a pod's end changes a ReplicaSet, a Deployment, a budget, endpoints twice
+	creditMost = 512
+)
 
 func newRelief() relief { return relief{told: rate.NewLimiter(rate.Every(30*time.Second), 4)} }
 
@@ -59,7 +68,9 @@ func (n *Node) Fault() error {
 
 // refuseIfFull answers proposals for which the disk has no room, before Raft
 // sees them: what it saw could still be committed later. The reserve keeps
-// the log able to shrink: a snapshot fits, and deletions are still taken.
+// the log able to shrink: a snapshot fits, and deletions are still taken, and a
+// few words for each on what it made untrue: a Deployment without pods must not
+// be told as available because the disk is full.
 // While a server that has room is asked to lead, they are told to ask again.
 func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
 	free, reserve, full, err := n.room()
@@ -80,17 +91,31 @@ func (n *Node) refuseIfFull(batch []*proposal) []*proposal {
 	if n.relieve() {
 		answer = fmt.Errorf("%w: %v; a server that has room is asked to lead", state.ErrNotLeader, full) //nolint:errorlint // it is no full disk's answer
 	}
-	deleting := slices.ContainsFunc(batch, func(p *proposal) bool { return p.nodes })
+	deleting := slices.ContainsFunc(batch, func(p *proposal) bool { return p.nodes || p.follows && n.relief.credit > 0 })
 	room := deleting && n.roomForDeletions(free)
 	taken := batch[:0]
 	for _, p := range batch {
-		if room && (p.deletes || p.nodes && n.relief.told.Allow()) {
+		if room && n.relief.takes(p) {
 			taken = append(taken, p)
 			continue
 		}
 		p.done <- outcome{err: answer}
 	}
 	return taken
+}
+
+// takes says whether a proposal is taken though the disk is full. The
+// batcher's.
+func (r *relief) takes(p *proposal) bool {
+	switch {
+	case p.deletes:
+		r.credit = min(r.credit+creditEach*len(p.ops), creditMost)
+		return true
+	case p.follows && r.credit > 0:
+		r.credit--
+		return true
+	}
+	return p.nodes && r.told.Allow()
 }
 
 // relieve says whether a server that has room is asked to lead, and asks if it

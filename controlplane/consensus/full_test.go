@@ -81,6 +81,9 @@ func TestDiskFullIsRefusedInTime(t *testing.T) {
 	cfg.SegmentBytes = 64 << 10
 	n := openTest(t, cfg)
 	mustPropose(t, n, state.Op{Type: state.OpCreate, Record: object("Node", "", "n1")})
+	deployment := object("Deployment.apps", "", "d")
+	deployment.Spec.Data = []byte("a")
+	mustPropose(t, n, state.Op{Type: state.OpCreate, Record: deployment})
 	count, err := writeUntil(t, n, 0, 10_000)
 	if !errors.Is(err, state.ErrDiskFull) {
 		t.Fatal(err)
@@ -118,6 +121,46 @@ func TestDiskFullIsRefusedInTime(t *testing.T) {
 	}
 	if said == 0 || said > 6 {
 		t.Errorf("%d of 20 words of a node were taken", said)
+	}
+	// What a deletion makes untrue is corrected, so often as there were
+	// deletions; what somebody wants is not.
+	correct := func(spec string) error {
+		d := object("Deployment.apps", "", "d")
+		d.Spec.Data = []byte(spec)
+		keep := uint8(0)
+		if spec == "" {
+			d.Spec, keep = nil, state.KeepSpec
+		}
+		d.Status = &state.Body{Codec: state.CodecKubeCBOR, Data: []byte(time.Now().String())}
+		old, ok := n.State().Snapshot().Get(d.Header.Key)
+		if !ok {
+			return errors.New("no Deployment")
+		}
+		_, err := n.Propose(testContext(t), []state.Op{{Type: state.OpUpdate, Record: d, Keep: keep, UID: old.Header.UID, ResourceVersion: old.Header.ResourceVersion}})
+		return err
+	}
+	if err := correct(""); !errors.Is(err, state.ErrDiskFull) {
+		t.Errorf("a status, before any deletion: %v", err)
+	}
+	remove := func(i int) {
+		r := object("ConfigMap", "", fmt.Sprintf("full-%05d", i))
+		mustPropose(t, n, state.Op{Type: state.OpDelete, Key: &r.Header.Key, UID: r.Header.UID})
+	}
+	junk := filepath.Join(dir, "junk") // what the reserve shrinks by
+	if err := os.WriteFile(junk, make([]byte, 256<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	remove(3)
+	if err := correct("b"); !errors.Is(err, state.ErrDiskFull) {
+		t.Errorf("another spec: %v", err)
+	}
+	for i := range creditEach + 1 {
+		if err := correct(""); (err == nil) != (i < creditEach) {
+			t.Errorf("status %d after a deletion: %v", i, err)
+		}
+	}
+	if err := os.Remove(junk); err != nil {
+		t.Fatal(err)
 	}
 	// Deletions go on; a snapshot still fits, and two let the log shrink.
 	for i := range 3 {

@@ -24,6 +24,7 @@ type proposal struct {
 	ops     [][]byte
 	deletes bool // nothing but steps of deletions
 	nodes   bool // nothing but those and what is said of nodes
+	follows bool // nothing but those and what deletions make untrue elsewhere
 	done    chan outcome
 }
 
@@ -38,7 +39,7 @@ func (n *Node) Propose(ctx context.Context, ops []state.Op) ([]state.Result, err
 	if len(ops) == 0 {
 		return nil, nil
 	}
-	p := &proposal{ops: make([][]byte, len(ops)), deletes: true, nodes: true, done: make(chan outcome, 1)}
+	p := &proposal{ops: make([][]byte, len(ops)), deletes: true, nodes: true, follows: true, done: make(chan outcome, 1)}
 	for i := range ops {
 		b, err := state.EncodeOp(&ops[i])
 		if err != nil {
@@ -47,6 +48,7 @@ func (n *Node) Propose(ctx context.Context, ops []state.Op) ([]state.Result, err
 		p.ops[i] = b
 		step := n.deletes(&ops[i])
 		p.deletes = p.deletes && step
+		p.follows = p.follows && (step || follows(&ops[i]))
 		p.nodes = p.nodes && (step || ops[i].Type == state.OpUpdate && ops[i].Record != nil && ops[i].Record.Header.Key.Kind == "Node")
 	}
 	if _, leading := n.Leadership(); !leading {
@@ -72,6 +74,21 @@ func (n *Node) deletes(op *state.Op) bool {
 		}
 		old, ok := n.machine.Snapshot().Get(op.Record.Header.Key)
 		return ok && len(op.Record.Header.Owners) < len(old.Header.Owners)
+	}
+	return false
+}
+
+// follows says whether an op may correct what a deletion made untrue: figures
+// in the status of what owned a pod, addresses where it was reached.
+func follows(op *state.Op) bool {
+	if op.Type != state.OpUpdate || op.Record == nil {
+		return false
+	}
+	switch op.Record.Header.Key.Kind {
+	case "EndpointSlice.discovery.k8s.io", "Endpoints":
+		return true
+	case "Deployment.apps", "ReplicaSet.apps", "StatefulSet.apps", "DaemonSet.apps", "ReplicationController", "Job.batch", "PodDisruptionBudget.policy":
+		return op.Keep&state.KeepSpec != 0
 	}
 	return false
 }

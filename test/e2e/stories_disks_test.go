@@ -200,8 +200,10 @@ func fullDisk(t *testing.T) {
 		c.WaitReady("app="+name, 1)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: leaves}}")
+	c.Apply(strings.Replace(deployment("loses", "sleep.wasm", 2, ""), "      containers:", "      terminationGracePeriodSeconds: 1\n      containers:", 1))
 	c.WaitReady("app=stays", 3)
 	c.WaitReady("app=half", 2)
+	c.WaitReady("app=loses", 2)
 	before := c.Pods("app=stays")
 	guests := c.HostPIDs()
 	free := d.fill()
@@ -224,6 +226,15 @@ func fullDisk(t *testing.T) {
 			t.Errorf("delete on a full disk: %s, %v", out, err)
 		}
 	}
+	// What is left of it is told as it is, though no other pods can be made.
+	c.Run("delete", "pod", "-l", "app=loses", "--timeout", "30s")
+	c.Eventually(time.Minute, "a Deployment without pods says so", func() error {
+		out, err := c.Try("get", "deploy", "loses", "-o", "jsonpath={.status.readyReplicas}/{.status.conditions[?(@.type=='Available')].status}")
+		if err != nil || out != "/False" {
+			return fmt.Errorf("%q, %v", out, err)
+		}
+		return nil
+	})
 	log := func() string {
 		b, _ := os.ReadFile(filepath.Join(d.dir, "server.log"))
 		return string(b)
