@@ -23,7 +23,7 @@ func Common(theirs uint32, version string) (uint32, error) {
 // Behind is the error of a server that met a cluster's feature level above its
 // own.
 func Behind(level uint32) error {
-	return fmt.Errorf("the cluster's feature level is %d and this build understands %d: install the version that the other servers run ('dunlin server list' on one of them); nothing was changed here", level, Level)
+	return fmt.Errorf("the cluster's feature level is %d and this build understands %d: install the version that the other servers run ('dunlin server list' on one of them); the cluster's state is as it was", level, Level)
 }
 
 // TooOldError says that a build understands too little.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -72,6 +73,31 @@ func TestForegroundMemory(t *testing.T) {
 	}
 	if bytes.Count(text, []byte{'\n'}) > 3 || bytes.Contains(text, []byte("goroutine")) {
 		t.Errorf("printed %s", text)
+	}
+}
+
+// TestForegroundWithoutInput: that there is no input (cron, systemd, nohup) is
+// for a server no sign to stop, and for a filter the end.
+func TestForegroundWithoutInput(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin := os.Stdin
+	os.Stdin = null
+	defer func() { os.Stdin = stdin; _ = null.Close() }()
+	code, out, err := foreground(t, t.Context(), ForegroundOptions{Path: "testdata/drain.wasm"})
+	if code != 0 || out != "ready\ngoodbye\n" || err != nil {
+		t.Errorf("a filter: %d, %q, %v", code, out, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stop := time.AfterFunc(time.Minute, cancel)
+	code, out, err = foreground(t, ctx, ForegroundOptions{Path: "testdata/drain.wasm", Ports: []string{"0"}, Started: func([]string) {
+		stop.Reset(500 * time.Millisecond)
+	}})
+	if ctx.Err() == nil || code != 0 || out != "ready\ngoodbye\n" || err != nil {
+		t.Errorf("a server ended by itself (%v): %d, %q, %v", ctx.Err() == nil, code, out, err)
 	}
 }
 

@@ -249,11 +249,13 @@ func (h *host) openStdio(g *Guest) error {
 		h.streams = []*stream{{log: l, name: "stdout"}, {log: l, name: "stderr", tail: h.tail}}
 		g.Stdout, g.Stderr = h.streams[0], h.streams[1]
 	}
-	if h.foreground {
+	if h.foreground && (len(h.spec.Listeners) == 0 || !nothingIn(0)) {
 		g.Stdin = os.Stdin
 		return nil
 	}
-	g.Refused = writeRefused
+	if !h.foreground {
+		g.Refused = writeRefused
+	}
 	var p [2]int
 	var err error
 	if h.spec.Stdin {
@@ -267,6 +269,14 @@ func (h *host) openStdio(g *Guest) error {
 	g.Stdin = os.NewFile(uintptr(p[0]), "stdin")
 	h.stdinW = p[1]
 	return nil
+}
+
+// nothingIn says whether a descriptor is /dev/null: what cron, systemd and
+// "nohup ... &" give. Its end is no sign for a server to stop; it gets a pipe,
+// as in a pod.
+func nothingIn(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3)
 }
 
 // StdinPipe is the named pipe in the run folder that is the standard input of
