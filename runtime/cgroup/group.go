@@ -48,8 +48,26 @@ func (g *group) dirs() []string {
 	return out
 }
 
+// make makes what is missing of the group: the root group too, which somebody
+// may have removed while nothing was in it.
 func (g *group) make() error {
-	made := map[string]bool{}
+	made, again := map[string]bool{}, false
+	for c, root := range g.tree.roots {
+		err := os.Mkdir(root, 0o755)
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("control group %s (%s): %w", g.tree.cfg.Name, c, err)
+		}
+		again = again || err == nil
+		if err == nil && g.v2 {
+			enable(filepath.Dir(root))
+			enable(root)
+		}
+	}
+	for _, b := range g.tree.bounds {
+		if again && b.CPUMilli > 0 {
+			_ = g.weigh(".", shares(b.CPUMilli)) // as Bound did
+		}
+	}
 	for c, root := range g.tree.roots {
 		at, rel := root, ""
 		for _, part := range strings.Split(g.path, "/") {

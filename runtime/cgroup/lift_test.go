@@ -53,6 +53,33 @@ func TestTheLimitOfAnotherIsNotItsOwn(t *testing.T) {
 	}
 }
 
+// TestRootComesBack: somebody removed all groups, which were empty.
+func TestRootComesBack(t *testing.T) {
+	tree := newTree(t)
+	if !tree.Facts().Memory {
+		t.Skip("SKIPPED: " + tree.Facts().MemoryReason)
+	}
+	if err := tree.Bound("pods", Bound{MemoryBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	g := create(t, tree, "pods/burstable/u1/app-0", Limits{})
+	pods := &group{tree: tree, path: "pods", v2: tree.Facts().Mode == V2}
+	dir, _ := pods.dir("memory")
+	file := "memory.limit_in_bytes"
+	if pods.v2 {
+		file = "memory.max"
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, file)); err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(64<<20) {
+		t.Errorf("the bound of all pods is %q, %v", b, err)
+	}
+	if err := start(t, g, "memory").Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // TestBoundComesBack: the group goes when it is empty, its bound does not.
 func TestBoundComesBack(t *testing.T) {
 	tree := newTree(t)
