@@ -24,6 +24,8 @@ import (
 
 var claimGK = schema.GroupKind{Kind: "PersistentVolumeClaim"}
 
+var errClaimLeaves = errors.New("is being deleted")
+
 // claimSource wakes the sets of a claim that is gone: their next pod needs a
 // new one.
 func (c *controller) claimSource() loop.Source {
@@ -72,7 +74,7 @@ func (r *round) makeClaims(ctx context.Context, pod string) error {
 		case err == nil:
 			old, ok := obj.(*corev1.PersistentVolumeClaim)
 			if !ok || old.DeletionTimestamp != nil || r.stale(old, pod) {
-				return fmt.Errorf("claim %s is being deleted: the pod waits until it is gone", name)
+				return fmt.Errorf("claim %s %w: the pod waits until it is gone", name, errClaimLeaves)
 			}
 			continue
 		case !apierrors.IsNotFound(err):
@@ -95,6 +97,28 @@ func (r *round) makeClaims(ctx context.Context, pod string) error {
 		r.note(events.Normal, "SuccessfulCreate", "create Claim %s Pod %s in StatefulSet %s success", name, pod, r.set.Name)
 	}
 	return nil
+}
+
+// renewClaims makes the claims that pods which have not started yet lack: a
+// user may have deleted one whose volume is out of reach, or too large for any
+// node, and the pod would wait for it for ever. It is asked of all of them,
+// also in an ordered set: the pods are there, and no order is broken.
+func (r *round) renewClaims(ctx context.Context) (failed error) {
+	if len(r.set.Spec.VolumeClaimTemplates) == 0 {
+		return nil
+	}
+	for i := range r.replicas {
+		x := &r.replicas[i]
+		if !x.pending || x.leaving {
+			continue
+		}
+		err := r.makeClaims(ctx, x.name)
+		if errors.Is(err, errClaimLeaves) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			continue // its end wakes the set; nothing is left to do
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
 }
 
 // stale says whether a claim is owned by an earlier pod of the ordinal, with

@@ -76,3 +76,40 @@ func TestClaimsOfASet(t *testing.T) {
 		t.Fatalf("%d pods", len(pods))
 	}
 }
+
+// TestClaimOfAPendingPodIsMadeAnew: to delete the claim is the way out of a
+// volume that is lost with its node, or too large for any; the pod that waits
+// must not wait for ever.
+func TestClaimOfAPendingPodIsMadeAnew(t *testing.T) {
+	w := newWorld(t)
+	w.Create(newSet(2, parallel, func(s *appsv1.StatefulSet) {
+		class := ""
+		s.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1Gi")}}}}}
+	}))
+	w.Settle(w.c)
+	claim := func() *corev1.PersistentVolumeClaim {
+		return fixture.Get[*corev1.PersistentVolumeClaim](w.World, claimGK, "default", "data-db-1")
+	}
+	before := claim().UID
+	fixture.Change(w.World, claimGK, "default", "data-db-1", "", func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{"example.com/slow"} })
+	w.Delete(claimGK, "default", "data-db-1", "")
+	w.Settle(w.c)
+	if claim().UID != before || len(w.Events.With("FailedCreate")) != 0 {
+		t.Fatalf("while it is being deleted: %+v, %+v", claim().ObjectMeta, w.Events.With("FailedCreate"))
+	}
+	fixture.Change(w.World, claimGK, "default", "data-db-1", "", func(c *corev1.PersistentVolumeClaim) { c.Finalizers = nil })
+	w.Settle(w.c)
+	if now := claim(); now.UID == before || now.DeletionTimestamp != nil {
+		t.Fatalf("not made anew: %+v", now.ObjectMeta)
+	}
+	// One that runs has its volume; its claim is protected, and nothing of the set's.
+	w.BindAll("n")
+	w.Report(nil)
+	w.Delete(claimGK, "default", "data-db-0", "")
+	w.Settle(w.c)
+	if n := len(fixture.List[*corev1.PersistentVolumeClaim](w.World, claimGK, "default")); n != 1 {
+		t.Fatalf("%d claims after that of a running pod was removed", n)
+	}
+}

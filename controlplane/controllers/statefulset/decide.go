@@ -5,6 +5,9 @@ type replica struct {
 	ordinal int
 	name    string
 	exists  bool
+	pending bool // has not started yet
+	// taken: it does not exist, and another pod has its name.
+	taken bool
 	// current is of the update revision.
 	current   bool
 	leaving   bool // being deleted: its name is taken until it is gone
@@ -50,7 +53,9 @@ func decide(replicas, condemned []replica, s strategy) actions {
 				a.remove = append(a.remove, r.name)
 			}
 		case !r.exists:
-			a.create = append(a.create, r.ordinal)
+			if !r.taken {
+				a.create = append(a.create, r.ordinal)
+			}
 		case r.leaving:
 		case r.available:
 			stop = false

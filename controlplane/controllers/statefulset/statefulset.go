@@ -69,13 +69,17 @@ func New(env loop.Env) *loop.Controller {
 			loop.Controlled(history.GK.String(), gk.String()),
 			c.orphans.Source(env, gk.String(), kind.SelectorOf(env)),
 			c.claimSource(),
+			c.nameSource(),
 		},
 		Reconcile: c.reconcile,
 	}
 }
 
 // awayPod is a pod on a node that is silent.
-type awayPod struct{ name, node string }
+type awayPod struct {
+	name, node string
+	earlier    bool // not this set's: it has the name of one that is to be made
+}
 
 // round is one reconcile.
 type round struct {
@@ -91,6 +95,8 @@ type round struct {
 	replicas  []replica // shall be, rising
 	condemned []replica // shall go, falling
 	away      []awayPod // pods on silent nodes
+	held      []string  // names that others have, with what they wait for
+	foreign   bool      // one of them is no pod of an earlier set
 	wait      time.Duration
 }
 
@@ -149,6 +155,7 @@ func (r *round) look(ctx context.Context, sel labels.Selector) error {
 		return err
 	}
 	r.replicas, r.condemned, r.away, r.wait, r.recs = nil, nil, nil, 0, map[string]*state.Record{}
+	r.held, r.foreign = nil, false
 	start := 0
 	if r.set.Spec.Ordinals != nil {
 		start = int(r.set.Spec.Ordinals.Start)
@@ -174,6 +181,9 @@ func (r *round) look(ctx context.Context, sel labels.Selector) error {
 			r.condemned = append(r.condemned, x)
 		}
 	}
+	if err := r.taken(); err != nil {
+		return err
+	}
 	slices.SortFunc(r.condemned, func(a, b replica) int { return cmp.Compare(b.ordinal, a.ordinal) })
 	if r.set.Spec.MinReadySeconds > 0 {
 		r.c.seen.Keep(r.key, len(living), slices.Values(living))
@@ -184,6 +194,7 @@ func (r *round) look(ctx context.Context, sel labels.Selector) error {
 func (r *round) read(rec *state.Record, n int) (replica, error) {
 	h := &rec.Header
 	x := replica{ordinal: n, name: h.Key.Name, exists: true, leaving: h.Deleted != 0, over: claim.Over(rec),
+		pending: h.Phase == string(corev1.PodPending),
 		current: h.Labels[appsv1.ControllerRevisionHashLabelKey] == r.h.Current.Name,
 		ready:   h.Ready && h.Phase == string(corev1.PodRunning)}
 	var p *corev1.Pod
@@ -199,7 +210,7 @@ func (r *round) read(rec *state.Record, n int) (replica, error) {
 			}
 		}
 		if x.silent {
-			r.away = append(r.away, awayPod{x.name, h.NodeName})
+			r.away = append(r.away, awayPod{name: x.name, node: h.NodeName})
 		}
 	}
 	x.available = x.ready
@@ -261,7 +272,7 @@ func (r *round) act(ctx context.Context) error {
 		return nil
 	})
 	made := loop.Parallel(ctx, len(create), func(ctx context.Context, i int) error { return r.create(ctx, create[i], s) })
-	return errors.Join(failed, gone, made, r.identify(ctx))
+	return errors.Join(failed, gone, made, r.renewClaims(ctx), r.identify(ctx))
 }
 
 // create makes the pod of an ordinal, in the revision that is due to it.
@@ -280,8 +291,8 @@ func (r *round) create(ctx context.Context, n int, s strategy) error {
 		_, err = r.c.env.Store.Create(ctx, newPod(r.set, t, rev.Name, n), r.c.env.Write())
 	}
 	switch {
-	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return nil
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), apierrors.IsAlreadyExists(err):
+		return nil // of the latter the next look says whose it is
 	case err != nil:
 		if ctx.Err() == nil {
 			r.note(events.Warning, "FailedCreate", "create Pod %s in StatefulSet %s failed error: %v", name, r.set.Name, err)

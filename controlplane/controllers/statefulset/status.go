@@ -54,37 +54,37 @@ func (r *round) computeStatus() appsv1.StatefulSetStatus {
 		st.CurrentRevision, st.CurrentReplicas = st.UpdateRevision, st.UpdatedReplicas
 	}
 	for _, c := range r.set.Status.Conditions {
-		if c.Type != NodesAway {
+		if c.Type != NodesAway && c.Type != NamesTaken {
 			st.Conditions = append(st.Conditions, c)
 		}
 	}
 	if len(r.away) > 0 {
 		st.Conditions = append(st.Conditions, awayCondition(r.set.Status.Conditions, r.away, r.now))
 	}
+	if len(r.held) > 0 {
+		st.Conditions = append(st.Conditions, takenCondition(r.set.Status.Conditions, r.held, r.foreign, r.now))
+	}
 	return st
 }
 
 func awayCondition(old []appsv1.StatefulSetCondition, away []awayPod, now time.Time) appsv1.StatefulSetCondition {
-	const most = 20 // names, as of a DaemonSet
 	nodes := map[string]bool{}
 	var pods []string
 	for _, p := range away {
 		nodes[p.node] = true
-		pods = append(pods, p.name+" (node "+p.node+")")
+		text := p.name + " (node " + p.node + ")"
+		if p.earlier {
+			text = p.name + " (an earlier pod of that name, node " + p.node + ")"
+		}
+		pods = append(pods, text)
 	}
 	more := ""
-	if len(pods) > most {
-		pods, more = pods[:most], fmt.Sprintf(" and %d more", len(away)-most)
+	if len(pods) > mostNames {
+		pods, more = pods[:mostNames], fmt.Sprintf(" and %d more", len(away)-mostNames)
 	}
-	c := appsv1.StatefulSetCondition{Type: NodesAway, Status: corev1.ConditionTrue, Reason: "NodesNotReady", LastTransitionTime: metav1.NewTime(now).Rfc3339Copy(),
-		Message: fmt.Sprintf("%d node(s) are offline or not ready: %s%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead (taint node.kubernetes.io/out-of-service=:NoExecute), or delete the pod by force if it surely runs no more",
-			len(nodes), strings.Join(pods, ", "), more)}
-	for _, o := range old {
-		if o.Type == NodesAway {
-			c.LastTransitionTime = o.LastTransitionTime
-		}
-	}
-	return c
+	return keepSince(old, appsv1.StatefulSetCondition{Type: NodesAway, Status: corev1.ConditionTrue, Reason: "NodesNotReady", LastTransitionTime: metav1.NewTime(now).Rfc3339Copy(),
+		Message: fmt.Sprintf("%d node(s) are offline or not ready: %s%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead ('dunlin node declare-dead NAME'), or delete the pod by force if it surely runs no more",
+			len(nodes), strings.Join(pods, ", "), more)})
 }
 
 func (r *round) writeStatus(ctx context.Context) error {
@@ -106,8 +106,12 @@ func (r *round) writeStatus(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
-	if len(r.away) > 0 && len(st.Conditions) != len(r.set.Status.Conditions) {
-		r.note(events.Warning, "NodesAway", "%s", st.Conditions[len(st.Conditions)-1].Message)
+	for _, c := range news(r.set.Status.Conditions, st.Conditions) {
+		kind := events.Warning
+		if c.Type == NamesTaken && !r.foreign {
+			kind = events.Normal // what was deleted ends
+		}
+		r.note(kind, string(c.Type), "%s", c.Message)
 	}
 	return nil
 }
