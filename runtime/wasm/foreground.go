@@ -229,9 +229,9 @@ func foregroundRun(ctx context.Context, binary string, spec host.Spec, module *o
 	if ws.Signaled() {
 		return 128 + int(ws.Signal()), nil
 	}
-	last, err := io.ReadAll(io.NewSectionReader(words, 0, 64<<10))
+	last, lerr := io.ReadAll(io.NewSectionReader(words, 0, 64<<10))
 	switch {
-	case err == nil && spec.MemoryLimit > 0 && outOfMemory(string(last)):
+	case lerr == nil && spec.MemoryLimit > 0 && outOfMemory(string(last)):
 		return 137, fmt.Errorf("%w of %d MiB: its calls nest too deep for it, or its tables are too large", ErrMemoryLimit, spec.MemoryLimit>>20)
 	case len(last) > 0:
 		_, _ = os.Stderr.Write(last)
