@@ -61,7 +61,7 @@ func TestForegroundMemory(t *testing.T) {
 	}
 	stderr := os.Stderr
 	os.Stderr = write
-	code, _, err := foreground(t, t.Context(), ForegroundOptions{Path: "testdata/table.wasm", MemoryLimit: 32 << 20})
+	code, _, err := foreground(t, t.Context(), ForegroundOptions{Path: "testdata/table.wasm", MemoryLimit: 32 << 20, HostBinary: slimHost(t)})
 	os.Stderr = stderr
 	_ = write.Close()
 	text, rerr := io.ReadAll(read)
