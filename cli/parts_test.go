@@ -174,6 +174,9 @@ func TestRolloutProgress(t *testing.T) {
 			x.Status.AvailableReplicas = 2
 			x.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: "ProgressDeadlineExceeded", Message: "ReplicaSet x has timed out"}}
 		}), "", false, "exceeded its progress deadline: ReplicaSet x has timed out"},
+		"given up": {d(func(x *appsv1.Deployment) {
+			x.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: "ProgressDeadlineExceeded", Message: `ReplicaSet "x" was given up: 1 of its 2 pods fail again and again`}}
+		}), "", false, `is being rolled back: ReplicaSet "x" was given up`},
 		"old stall, new spec": {d(func(x *appsv1.Deployment) {
 			x.Generation = 3
 			x.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: "ProgressDeadlineExceeded"}}

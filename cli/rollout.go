@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"sort"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -111,6 +112,9 @@ func rolloutProgress(d *appsv1.Deployment) (message string, done bool, err error
 	for _, c := range s.Conditions {
 		if c.Type == "RolledBack" && c.Status == corev1.ConditionTrue {
 			return "", false, fmt.Errorf("deployment %q was rolled back: %s", d.Name, c.Message)
+		}
+		if c.Type == appsv1.DeploymentProgressing && strings.Contains(c.Message, " was given up: ") {
+			return "", false, fmt.Errorf("deployment %q is being rolled back: %s", d.Name, c.Message)
 		}
 		if c.Type == appsv1.DeploymentProgressing && c.Reason == "ProgressDeadlineExceeded" {
 			hint := fmt.Sprintf("'dunlin describe deploy/%s' says what is wrong", d.Name)

@@ -38,7 +38,7 @@ func TestBadVersionsRollBackByThemselves(t *testing.T) {
 	} {
 		c.Apply(version(bad.image, bad.extra))
 		out, err := c.Try("rollout", "status", "deploy/web", "--timeout", "90s")
-		if err == nil || !strings.Contains(err.Error(), "was rolled back: revision ") && !strings.Contains(err.Error(), "exceeded its progress deadline") {
+		if err == nil || !strings.Contains(err.Error(), "was rolled back: revision ") && !strings.Contains(err.Error(), "is being rolled back: ") && !strings.Contains(err.Error(), "exceeded its progress deadline") {
 			t.Fatalf("bad version %d: %v\n%s", i, err, out)
 		}
 		c.Eventually(90*time.Second, "the good version is back and complete", func() error {

@@ -27,6 +27,10 @@ const conditionRolledBack appsv1.DeploymentConditionType = "RolledBack"
 // for its deadline it is ProgressDeadlineExceeded.
 const reasonFailing = "PodsFailing"
 
+// givenUp is said in the Progressing condition of a set that is left before its
+// deadline.
+const givenUp = " was given up: "
+
 // crashes is how often a container of a pod that is not Ready has ended when
 // the pod counts as failing; look is how often that is looked at while a
 // rollout is under way. Nothing is written for it.
@@ -99,6 +103,8 @@ func rollback(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.Repl
 	switch {
 	case percent > 0 && pods > 0 && failing*100 >= percent*pods:
 		r.Reason, r.Message = reasonFailing, fmt.Sprintf("%d of its %d pods fail again and again (%d%% are too many)", failing, pods, percent)
+	case c != nil && strings.HasPrefix(c.Message, setText(newRS)+givenUp): // and the controller ended before it went back
+		r.Reason, r.Message = reasonFailing, strings.TrimPrefix(c.Message, setText(newRS)+givenUp)
 	case c != nil && c.Reason == reasonTimedOut && strings.Contains(c.Message, strconv.Quote(newRS.Name)):
 		r.Reason, r.Message = reasonTimedOut, fmt.Sprintf("it made no progress for %d s", *d.Spec.ProgressDeadlineSeconds)
 	default:
@@ -111,6 +117,8 @@ func rollback(d *appsv1.Deployment, old []*appsv1.ReplicaSet, newRS *appsv1.Repl
 	r.To, r.Good = to.Name, revision(to.Annotations)
 	return r
 }
+
+func setText(rs *appsv1.ReplicaSet) string { return fmt.Sprintf("ReplicaSet %q", rs.Name) }
 
 // text says what happened, for the event and the condition.
 func (r *rolledBack) text() string {
@@ -153,6 +161,12 @@ func (r *round) rollBack(ctx context.Context, st *appsv1.DeploymentStatus) (done
 	note, err := json.Marshal(back)
 	if err != nil {
 		return false, 0, fmt.Errorf("rollback: %w", err)
+	}
+	if back.Reason == reasonFailing {
+		// Who watches the rollout with upstream's tools learns of its end by
+		// this reason alone; after the next write the old version would pass
+		// for the new one, rolled out.
+		setCondition(st, appsv1.DeploymentProgressing, corev1.ConditionFalse, reasonTimedOut, setText(r.newRS)+givenUp+back.Message, r.now)
 	}
 	// First what the deadline counts from: the next round is another set's.
 	if err := r.writeStatus(ctx, *st); err != nil {

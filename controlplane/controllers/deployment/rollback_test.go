@@ -204,7 +204,12 @@ func crashing(t *testing.T) {
 	if c.image() != "file:///bad.wasm" {
 		t.Fatal("rolled back after one crash")
 	}
+	at := c.Machine.Snapshot().ResourceVersion()
 	crash(2)
+	told := c.toldFirst(at)
+	if !strings.Contains(told, "was given up: 2 of its 2 pods fail again and again") {
+		t.Fatalf("before the template goes back, kubectl is told %q", told)
+	}
 	if c.image() != "file:///app.wasm" {
 		t.Fatalf("not rolled back: %+v", c.get().Status)
 	}
@@ -212,6 +217,32 @@ func crashing(t *testing.T) {
 	if got := reason(c.get(), conditionRolledBack); got != "True PodsFailing" {
 		t.Fatal(got)
 	}
+}
+
+// toldFirst is what the first condition ProgressDeadlineExceeded after a
+// revision says that is seen while the bad version is still in force and
+// observed: what 'kubectl rollout status' ends with.
+func (c *cluster) toldFirst(after uint64) string {
+	w, err := c.Machine.Watch(deploymentGK.String(), "", after)
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	events, _, err := w.Next(c.T.Context())
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	for _, ev := range events {
+		obj, err := c.Store.Decode(ev.Record)
+		d, ok := obj.(*appsv1.Deployment)
+		if err != nil || !ok {
+			c.T.Fatal(err)
+		}
+		p := condition(&d.Status, appsv1.DeploymentProgressing)
+		if p != nil && p.Reason == reasonTimedOut && d.Generation == d.Status.ObservedGeneration && strings.HasPrefix(d.Spec.Template.Spec.Containers[0].Image, "file:///bad") {
+			return p.Message
+		}
+	}
+	return ""
 }
 
 // From any half-done state and with the controllers killed between any two
@@ -235,7 +266,7 @@ func throughKills(t *testing.T) {
 		if surge+unavailable == 0 {
 			surge = 1
 		}
-		c.Create(web(n, rollsBack("true"), func(d *appsv1.Deployment) {
+		c.Create(web(n, rollsBack(rapid.SampledFrom([]string{"true", "50%"}).Draw(rt, "rollback")), func(d *appsv1.Deployment) {
 			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: new(intstr.FromInt32(unavailable)), MaxSurge: new(intstr.FromInt32(surge))}
 			d.Spec.RevisionHistoryLimit = new(rapid.Int32Range(0, 2).Draw(rt, "history"))
 		}))
