@@ -87,13 +87,25 @@ func (a *app) nodeOf(ctx context.Context, c *client.Client, v *corev1.Persistent
 		a.field("Next", "the data is on that machine's disk, which the one that has the name now does not have: delete the claim to give the data up")
 		return
 	}
+	claim := "CLAIM"
+	if r := v.Spec.ClaimRef; r != nil {
+		claim = r.Name
+	}
+	var known corev1.Node
+	if runtime.DefaultUnstructuredConverter.FromUnstructured(n.Object, &known) == nil {
+		if where, next := lostNode(&known, claim); where != "" {
+			a.field("Node", "%s, %s", node, where)
+			a.field("Next", "%s", next)
+			return
+		}
+	}
 	cond := condition(n, "Ready")
 	if cond["status"] == "True" {
 		a.field("Node", "%s", node)
 		return
 	}
 	a.field("Node", "%s, which is %v since %v", node, notReady(cond["status"]), cond["lastTransitionTime"])
-	a.field("Next", "the data is there and nowhere else: pods of the claim wait for the node; bring it back")
+	a.field("Next", "%s", awayNext(node, startEmpty(claim, "")))
 }
 
 // notReady names a node's state by its condition Ready.

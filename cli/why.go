@@ -149,6 +149,9 @@ func whyUnbound(p *corev1.Pod) why {
 	if c == nil || c.Status == corev1.ConditionTrue {
 		return why{"the scheduler has not looked at it yet", p.CreationTimestamp.Time, "wait a moment; a server without a leader says so in 'dunlin get nodes'"}
 	}
+	if next := nextOfVolume(p, c.Message); next != "" {
+		return why{c.Message, c.LastTransitionTime.Time, next}
+	}
 	next := "'dunlin describe node' shows what each node has and has left"
 	for _, h := range []struct{ says, next string }{
 		{"Insufficient", "ask for less, free some ('dunlin describe node NAME' shows what is requested), or add a node"},
@@ -200,14 +203,14 @@ func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus, local bool) (why, bo
 		next = command(true, "describe node %s", p.Spec.NodeName) + " on that machine says why no server is reached; the pod then starts by itself"
 	case local && w.Reason == "CreateContainerConfigError":
 		next = "what is missing comes from a server: " + command(local, "describe node %s", p.Spec.NodeName) + " says whether one can be reached; the pod then starts by itself"
-	case local && strings.Contains(w.Reason, "Image"):
-		next = fmt.Sprintf("'dunlin import %s FILE.wasm' gives this node the module; the pod then starts by itself", s.Image)
 	case w.Reason == "OOMKilled":
 		next = "raise resources.limits.memory of container " + s.Name
 	case w.Reason == "CreateContainerConfigError":
 		next = "create what is missing; the pod then starts by itself"
-	case strings.Contains(w.Reason, "Image"):
-		next = "give node " + p.Spec.NodeName + " the module; the pod then starts by itself"
+	default:
+		if n := nextOfImage(p, s, w, local); n != "" {
+			next = n
+		}
 	}
 	return why{reason, since, next}, true
 }

@@ -58,7 +58,7 @@ func TestWhyPod(t *testing.T) {
 			cond(corev1.PodScheduled, corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "gated")(p)
 		}), "gated", "schedulingGates"},
 		"crash loop": {waiting("CrashLoopBackOff", "back-off 20s restarting failed container=c pod=x"), "ended with exit code 7 (Error): no database, 3 times so far; back-off 20s before", "logs p -c c --previous"},
-		"no image":   {waiting("ImagePullBackOff", "not here"), "ImagePullBackOff: not here", "give node pi the module"},
+		"no image":   {waiting("ImagePullBackOff", "not here"), "ImagePullBackOff: not here", "'dunlin import ARCHIVE' there gives node pi the image"},
 		"being made": {pod(func(p *corev1.Pod) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}}
 			cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")(p)

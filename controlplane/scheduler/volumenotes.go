@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/dunlin-project/dunlin/controlplane/scheduler/plan"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // volumeNote says where the volumes of a pod's claims are that keep it
@@ -54,6 +55,13 @@ func (s *Scheduler) termNote(t *plan.VolumeTerm) string {
 		return is + ", but on the disk of an earlier machine of that name; delete the claim to give the data up"
 	case some != "":
 		return is + " and " + some
+	case node.Labels[manifests.LabelDead] != "":
+		if t.Required == nil {
+			return is + ", which was declared dead"
+		}
+		return is + ", which was declared dead: the data is lost with it; delete the claim and the pod to start empty"
+	case outOfService(node):
+		return is + ", which is out of service (taint " + corev1.TaintNodeOutOfService + ")"
 	case ready(node):
 		return is
 	}
@@ -68,6 +76,11 @@ func (s *Scheduler) termNote(t *plan.VolumeTerm) string {
 		word = "NotReady"
 	}
 	return fmt.Sprintf("%s, which is %s since %s", is, word, since.UTC().Format(time.RFC3339))
+}
+
+// outOfService says whether a user said that a node does not run.
+func outOfService(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
 // onlyName is the node that a selector names, if it does nothing else.

@@ -159,6 +159,18 @@ func TestVolumeOfAnotherMachine(t *testing.T) {
 	if m := why(w, "two"); placeOf(w, "two") != "" || !strings.Contains(m, "on node a, which is Unknown since ") {
 		t.Fatalf("%q: %s", placeOf(w, "two"), m)
 	}
+	fixture.Change(w, nodeGK, "", "a", registry.Main, func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Value: "x", Effect: corev1.TaintEffectNoExecute}}
+	})
+	turn(t, w, w.Env())
+	if m := why(w, "two"); !strings.Contains(m, "on node a, which is out of service (taint node.kubernetes.io/out-of-service)") {
+		t.Fatal(m)
+	}
+	fixture.Change(w, nodeGK, "", "a", registry.Main, func(n *corev1.Node) { n.Labels[manifests.LabelDead] = "true" })
+	turn(t, w, w.Env())
+	if m := why(w, "two"); !strings.Contains(m, "on node a, which was declared dead: the data is lost with it; delete the claim and the pod") {
+		t.Fatal(m)
+	}
 	w.Delete(nodeGK, "", "a", "")
 	turn(t, w, w.Env())
 	if m := why(w, "two"); !strings.Contains(m, "on node a, which no longer exists") {
