@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,20 +41,26 @@ func (f *MachineFacts) readings() eviction.Readings {
 	return r
 }
 
+// reading words what a signal shows.
+func reading(s eviction.Signal, r eviction.Reading) string {
+	switch s {
+	case eviction.DiskAvailable:
+		return fmt.Sprintf("%s of %s is free on the disk of %s", bytesText(r.Available), bytesText(r.Capacity), r.Where)
+	case eviction.InodesFree:
+		return fmt.Sprintf("%d of %d inodes (files) are free on the disk of %s", r.Available, r.Capacity, r.Where)
+	case eviction.PIDAvailable:
+		return fmt.Sprintf("%d of %d process ids are free", r.Available, r.Capacity)
+	}
+	return fmt.Sprintf("%s of %s of memory is available", bytesText(r.Available), bytesText(r.Capacity))
+}
+
 // shortage words a met threshold; permille is how much is left.
 func shortage(m *eviction.Met) (what string, permille int64) {
-	permille = m.Available * 1000 / m.Capacity
-	switch m.Signal {
-	case eviction.DiskAvailable:
-		what = fmt.Sprintf("%s of %s is free on the disk of %s, and %s should be", bytesText(m.Available), bytesText(m.Capacity), m.Where, bytesText(m.Limit))
-	case eviction.InodesFree:
-		what = fmt.Sprintf("%d of %d inodes (files) are free on the disk of %s, and %d should be", m.Available, m.Capacity, m.Where, m.Limit)
-	case eviction.PIDAvailable:
-		what = fmt.Sprintf("%d of %d process ids are free, and %d should be", m.Available, m.Capacity, m.Limit)
-	default:
-		what = fmt.Sprintf("%s of %s of memory is available, and %s should be", bytesText(m.Available), bytesText(m.Capacity), bytesText(m.Limit))
+	limit := bytesText(m.Limit)
+	if m.Signal == eviction.InodesFree || m.Signal == eviction.PIDAvailable {
+		limit = strconv.FormatInt(m.Limit, 10)
 	}
-	return what, permille
+	return fmt.Sprintf("%s, and %s should be", reading(m.Signal, m.Reading), limit), m.Available * 1000 / m.Capacity
 }
 
 func bytesText(n int64) string {
@@ -69,17 +77,28 @@ func bytesText(n int64) string {
 
 // pressures is what the node tells of what it runs short of. A condition
 // begins at once and ends only some time after it was last seen. Its figures
-// are those of the worst moment, in steps, so that a disk that fills is not
-// written about all the time.
+// are those of the worst moment, with its time, in steps, so that a disk that
+// fills is not written about all the time. That the shortage is over is told
+// when it has been for a while: the longer, the more often it came back, so
+// that what goes up and down is not written about for ever either.
 type pressures struct {
 	tracker *eviction.Tracker
 	told    map[corev1.NodeConditionType]told
 }
 
 type told struct {
-	message string
-	worst   int64 // permille
+	message string // of the shortage
+	worst   int64  // permille
+	// since is when it was first seen to be over, zero while it is not; over is
+	// said instead of message once that lasts for wait.
+	since time.Time
+	free  string // the reading of that moment
+	over  string
+	wait  time.Duration
 }
+
+// overAfter is the first wait.
+const overAfter = 10 * time.Second
 
 func newPressures(c eviction.Config) *pressures {
 	return &pressures{tracker: eviction.NewTracker(c), told: map[corev1.NodeConditionType]told{}}
@@ -90,7 +109,7 @@ func (p *pressures) adopt(conds []corev1.NodeCondition, now time.Time) {
 	for _, c := range conds {
 		if _, ok := pressureReasons[c.Type]; ok && c.Status == corev1.ConditionTrue {
 			p.tracker.Adopt(c.Type, now)
-			p.told[c.Type] = told{c.Message, 1000}
+			p.told[c.Type] = told{message: c.Message, worst: 1000, wait: overAfter}
 		}
 	}
 }
@@ -98,15 +117,49 @@ func (p *pressures) adopt(conds []corev1.NodeCondition, now time.Time) {
 // look takes readings and returns what a pod has to go for.
 func (p *pressures) look(r eviction.Readings, now time.Time) (due []eviction.Met) {
 	met, due := p.tracker.Look(r, now)
+	short := map[corev1.NodeConditionType]bool{}
 	for i := range met {
 		c := eviction.ConditionOf[met[i].Signal]
+		short[c] = true
 		what, permille := shortage(&met[i])
-		if t, on := p.told[c]; !on || permille <= t.worst/2 && permille < t.worst {
-			p.told[c] = told{what, permille}
+		t, on := p.told[c]
+		if !on {
+			t.wait = overAfter
+		}
+		if !on || permille <= t.worst/2 && permille < t.worst {
+			t.message, t.worst = fmt.Sprintf("%s (at %s, the least so far)", what, clockText(now)), permille
+		}
+		if t.over != "" {
+			t.wait *= 2
+		}
+		t.since, t.over = time.Time{}, ""
+		p.told[c] = t
+	}
+	for c, t := range p.told {
+		if !short[c] {
+			p.told[c] = t.isOver(c, r, now, p.tracker.Until(c))
 		}
 	}
 	return due
 }
+
+// isOver notes that nothing of a condition is short any more.
+func (t told) isOver(c corev1.NodeConditionType, r eviction.Readings, now, until time.Time) told {
+	if t.since.IsZero() {
+		for _, s := range eviction.SignalsOf(c) {
+			if got, ok := r[s]; ok {
+				t.since, t.free = now, reading(s, got)
+				break
+			}
+		}
+	}
+	if t.over == "" && !t.since.IsZero() && now.Sub(t.since) >= t.wait {
+		t.over = fmt.Sprintf("over since %s at the latest (at that moment %s); still told until %s, in case it comes back", clockText(t.since), t.free, clockText(until))
+	}
+	return t
+}
+
+func clockText(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // pressureReasons are upstream's, on and off, and what is said when it is off.
 var pressureReasons = map[corev1.NodeConditionType][3]string{
@@ -121,7 +174,7 @@ func (p *pressures) condition(t corev1.NodeConditionType, now time.Time) corev1.
 		delete(p.told, t)
 		return corev1.NodeCondition{Type: t, Status: corev1.ConditionFalse, Reason: words[1], Message: words[2]}
 	}
-	return corev1.NodeCondition{Type: t, Status: corev1.ConditionTrue, Reason: words[0], Message: p.told[t].message}
+	return corev1.NodeCondition{Type: t, Status: corev1.ConditionTrue, Reason: words[0], Message: cmp.Or(p.told[t].over, p.told[t].message)}
 }
 
 // pressed are the conditions that are on.

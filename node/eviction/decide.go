@@ -103,6 +103,9 @@ func (t *Tracker) On(c corev1.NodeConditionType, now time.Time) bool {
 	return ok
 }
 
+// Until is how long a condition is told at least.
+func (t *Tracker) Until(c corev1.NodeConditionType) time.Time { return t.seen[c].Add(t.c.Transition) }
+
 func boolean(b bool) int {
 	if b {
 		return 1

@@ -41,6 +41,16 @@ var ConditionOf = map[Signal]corev1.NodeConditionType{
 	InodesFree: corev1.NodeDiskPressure, PIDAvailable: corev1.NodePIDPressure,
 }
 
+// SignalsOf are those that set a condition, the most telling first.
+func SignalsOf(c corev1.NodeConditionType) (out []Signal) {
+	for _, s := range signals {
+		if ConditionOf[s] == c {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 // Value is an amount, or a share of what there is.
 type Value struct {
 	Amount  int64   // bytes, inodes or processes
