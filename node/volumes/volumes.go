@@ -321,12 +321,10 @@ func SubPath(volume, sub string) (string, error) {
 		return "", fmt.Errorf("subPath: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	if _, err := root.Stat(sub); errors.Is(err, os.ErrNotExist) {
-		if err := root.MkdirAll(sub, 0o755); errors.Is(err, syscall.EROFS) {
-			return "", fmt.Errorf("subPath %q is not in the volume, and that is read-only", sub)
-		} else if err != nil {
-			return "", fmt.Errorf("subPath %q: %w", sub, err)
-		}
+	if err := makeFolders(root, sub); errors.Is(err, syscall.EROFS) {
+		return "", fmt.Errorf("subPath %q is not in the volume, and that is read-only", sub)
+	} else if err != nil {
+		return "", fmt.Errorf("subPath %q: %w", sub, err)
 	}
 	f, err := root.Open(sub) // refuses every link that leads out
 	if err != nil {
@@ -347,6 +345,35 @@ func SubPath(volume, sub string) (string, error) {
 		return "", fmt.Errorf("subPath %q leads out of the volume", sub)
 	}
 	return p, nil
+}
+
+// makeFolders makes what is missing of a path. The new folders have the mode of
+// the volume's own, as the kubelet makes them: who may write there may write
+// here, a user that is not root above all.
+func makeFolders(root *os.Root, sub string) error {
+	if _, err := root.Stat(sub); !errors.Is(err, os.ErrNotExist) {
+		return nil // opening it will say what is wrong
+	}
+	own, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	at := ""
+	for part := range strings.SplitSeq(filepath.Clean(sub), "/") {
+		at = filepath.Join(at, part)
+		if _, err := root.Stat(at); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := root.Mkdir(at, 0o700); errors.Is(err, os.ErrExist) {
+			continue // by another container of the pod
+		} else if err != nil {
+			return err
+		}
+		if err := root.Chmod(at, own.Mode()&(os.ModePerm|os.ModeSetgid|os.ModeSticky)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Teardown removes everything made for the pod. It never follows a symbolic

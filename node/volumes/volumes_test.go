@@ -242,6 +242,26 @@ func TestSubPath(t *testing.T) {
 	}
 }
 
+// TestSubPathIsAsWritableAsItsVolume: who is not root writes there, too.
+func TestSubPathIsAsWritableAsItsVolume(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	for _, mode := range []os.FileMode{0o777, 0o777 | os.ModeSetgid, 0o700} {
+		vol := t.TempDir()
+		if err := os.Chmod(vol, mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := SubPath(vol, "a/b/"); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []string{"a", "a/b"} {
+			if st, err := os.Stat(filepath.Join(vol, p)); err != nil || st.Mode() != mode|os.ModeDir {
+				t.Errorf("%s in a volume with %v: %v, %v", p, mode, st.Mode(), err)
+			}
+		}
+	}
+}
+
 // TestSubPathProperty: whatever the names and links, the result is inside.
 func TestSubPathProperty(t *testing.T) {
 	base := t.TempDir()
