@@ -183,7 +183,7 @@ func (s *Store) Collect(ctx context.Context, inUse []string, want int64) (out Co
 	}
 }
 
-// reached lists the blobs and layers (by diff id) that the roots need.
+// reached lists the blobs and layers (by diff id, and by chainKey) that the roots need.
 func (s *Store) reached(roots []string) map[string]bool {
 	seen := map[string]bool{}
 	s.mu.Lock()
@@ -220,8 +220,10 @@ func (s *Store) reached(roots []string) map[string]bool {
 		}
 		if raw, err := s.readBlob(m.Config.Digest.String(), maxConfig); err == nil {
 			if c, err := v1.ParseConfigFile(bytes.NewReader(raw)); err == nil {
+				var chain []string
 				for _, d := range c.RootFS.DiffIDs {
-					seen[d.String()] = true
+					chain = append(chain, d.String())
+					seen[d.String()], seen[chainKey(chain)] = true, true
 				}
 			}
 		}
@@ -240,19 +242,19 @@ func (s *Store) removeUnreached(keep map[string]bool) (freed int64, err error) {
 		return 0, fmt.Errorf("image store: %w", err)
 	}
 	for _, e := range records {
-		diffID := digestPrefix + e.Name()
-		if keep[diffID] || len(e.Name()) != hexLen {
+		key := digestPrefix + e.Name()
+		if keep[key] || len(e.Name()) != hexLen {
 			continue
 		}
-		rec, err := readRecord[layerRecord](s.layerPath(diffID))
+		rec, err := readRecord[layerRecord](s.layerPath(key))
 		if err != nil || rec.Dir == "" || rec.Dir != filepath.Base(rec.Dir) {
 			continue
 		}
-		if err := errors.Join(os.Remove(s.layerPath(diffID)), atomicfile.SyncDir(s.path("layers")), os.RemoveAll(s.path("l", rec.Dir))); err != nil {
+		if err := errors.Join(os.Remove(s.layerPath(key)), atomicfile.SyncDir(s.path("layers")), os.RemoveAll(s.path("l", rec.Dir))); err != nil {
 			return freed, fmt.Errorf("remove layer: %w", err)
 		}
 		s.mu.Lock()
-		delete(s.whole, diffID)
+		delete(s.whole, key)
 		s.mu.Unlock()
 		freed += rec.Bytes
 	}

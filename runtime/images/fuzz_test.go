@@ -37,7 +37,7 @@ func FuzzUnpack(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(beside, "keep"), []byte("kept"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = s.unpackTo(t.Context(), to, bytes.NewReader(layer))
+		_, _ = s.unpackTo(t.Context(), to, nil, bytes.NewReader(layer))
 		left, err := os.ReadDir(beside)
 		if b, rerr := os.ReadFile(filepath.Join(beside, "keep")); rerr != nil || err != nil || len(left) != 1 || string(b) != "kept" {
 			t.Fatalf("outside of the layer: %v, %q, %v, %v", left, b, err, rerr)

@@ -29,9 +29,16 @@ type layerRecord struct {
 	Bytes   int64  `json:"bytes"`
 	Devices int    `json:"devices,omitempty"` // left out
 	Tree    string `json:"tree"`              // hash of names, types, modes, owners, sizes and times
+	// Key names the record: the diff id where the layer stands for itself, else
+	// chainKey's: it was unpacked as the layers below it wanted. Records of
+	// earlier versions have none.
+	Key string `json:"key,omitempty"`
+	// Implicit are folders that it has only because something is in them: what
+	// they are in the layers below decides whether it stands for itself there.
+	Implicit []string `json:"implicit,omitempty"`
 }
 
-func (s *Store) layerPath(diffID string) string { return s.path("layers", hexOf(diffID)) }
+func (s *Store) layerPath(key string) string { return s.path("layers", hexOf(key)) }
 
 // layerError is what is wrong with one layer.
 type layerError struct {
@@ -54,7 +61,7 @@ type unpackedLayer struct {
 // made durable by one call. errMissing says that a blob is not here, or is
 // damaged.
 func (s *Store) layers(ctx context.Context, diffIDs, blobs []string) ([]string, error) {
-	if dirs, missing := s.placed(diffIDs); len(missing) == 0 {
+	if dirs, ok := s.placed(diffIDs); ok {
 		return dirs, nil
 	}
 	release, err := s.single(ctx, "unpack")
@@ -68,20 +75,15 @@ func (s *Store) layers(ctx context.Context, diffIDs, blobs []string) ([]string, 
 		return nil, err
 	}
 	defer unlock()
-	_, missing := s.placed(diffIDs)
-	var made []unpackedLayer
+	made, err := s.unpackMissing(ctx, diffIDs, blobs)
 	defer func() {
 		for _, l := range made {
 			_ = os.RemoveAll(l.tmp) // what was placed has another name
 			l.release()
 		}
 	}()
-	for _, i := range missing {
-		l, err := s.unpackBlob(ctx, diffIDs[i], blobs[i])
-		if err != nil {
-			return nil, &layerError{blobs[i], err}
-		}
-		made = append(made, l)
+	if err != nil {
+		return nil, err
 	}
 	s.step("sync layer")
 	if err := syncFS(s.path("tmp")); err != nil {
@@ -92,29 +94,76 @@ func (s *Store) layers(ctx context.Context, diffIDs, blobs []string) ([]string, 
 			return nil, err
 		}
 	}
-	dirs, missing := s.placed(diffIDs)
-	if len(missing) > 0 {
-		return nil, fmt.Errorf("layer %s was just unpacked and is not there", diffIDs[missing[0]])
+	dirs, ok := s.placed(diffIDs)
+	if !ok {
+		return nil, errors.New("a layer was just unpacked and is not there")
 	}
 	return dirs, nil
 }
 
-// placed lists the folders of layers that are here and whole, and which are
-// not (of a layer that an image has twice, one).
-func (s *Store) placed(diffIDs []string) (dirs []string, missing []int) {
-	seen := map[string]string{}
-	for i, d := range diffIDs {
-		dir, known := seen[d]
-		if !known {
-			var ok bool
-			if dir, ok = s.unpacked(d); !ok {
-				missing = append(missing, i)
+// unpackMissing unpacks what is not here, each layer on those below it.
+func (s *Store) unpackMissing(ctx context.Context, diffIDs, blobs []string) (made []unpackedLayer, err error) {
+	var below view // the top one first
+	byKey := map[string]unpackedLayer{}
+	for i, diffID := range diffIDs {
+		dir, ok := s.find(diffIDs[:i+1], below)
+		if ok {
+			dir = s.path("l", dir)
+		} else if l, twice := byKey[diffID]; twice && below.fits(l.rec.Implicit) {
+			dir = l.tmp // an image may have a layer twice
+		} else {
+			l, err := s.unpackBlob(ctx, diffIDs[:i+1], blobs[i], below)
+			if err != nil {
+				return made, &layerError{blobs[i], err}
 			}
-			seen[d] = dir
+			made = append(made, l)
+			byKey[l.rec.Key] = l
+			dir = l.tmp
+		}
+		below = append(view{dir}, below...)
+	}
+	return made, nil
+}
+
+// placed lists the folders of an image's layers, if all are here and whole.
+func (s *Store) placed(diffIDs []string) (dirs []string, ok bool) {
+	var below view
+	for i := range diffIDs {
+		dir, ok := s.find(diffIDs[:i+1], below)
+		if !ok {
+			return nil, false
 		}
 		dirs = append(dirs, dir)
+		below = append(view{s.path("l", dir)}, below...)
 	}
-	return dirs, missing
+	return dirs, true
+}
+
+// find says where the layer with the last diff id is, as it must be on top of
+// the others, if it is here and whole.
+func (s *Store) find(diffIDs []string, below view) (dir string, ok bool) {
+	chain, diffID := chainKey(diffIDs), diffIDs[len(diffIDs)-1]
+	s.mu.Lock()
+	stands := s.stands[chain]
+	s.mu.Unlock()
+	if !stands {
+		if rec, ok := s.unpacked(chain, diffID); ok {
+			return rec.Dir, true
+		}
+	}
+	rec, ok := s.unpacked(diffID, diffID)
+	if !ok {
+		return "", false
+	}
+	if !stands {
+		if !below.fits(rec.Implicit) {
+			return "", false
+		}
+		s.mu.Lock()
+		s.stands[chain] = true // what layers hold never changes
+		s.mu.Unlock()
+	}
+	return rec.Dir, true
 }
 
 // settle gives an unpacked layer its folder and its record.
@@ -128,33 +177,33 @@ func (s *Store) settle(l unpackedLayer) error {
 	if err != nil {
 		return fmt.Errorf("layer record: %w", err)
 	}
-	if err := atomicfile.Write(s.layerPath(l.rec.DiffID), b, 0o600); err != nil {
+	if err := atomicfile.Write(s.layerPath(l.rec.Key), b, 0o600); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.whole[l.rec.DiffID] = true
+	s.whole[l.rec.Key] = true
 	return nil
 }
 
-// unpacked says where the layer is, if it is here and whole.
-func (s *Store) unpacked(diffID string) (string, bool) {
-	path := s.layerPath(diffID)
+// unpacked is the record of a layer, if it is here and whole.
+func (s *Store) unpacked(key, diffID string) (layerRecord, bool) {
+	path := s.layerPath(key)
 	rec, err := readRecord[layerRecord](path)
-	if err == nil && (rec.DiffID != diffID || rec.Dir == "" || rec.Dir != filepath.Base(rec.Dir)) {
+	if err == nil && (rec.DiffID != diffID || rec.Key != key && rec.Key != "" || rec.Dir == "" || rec.Dir != filepath.Base(rec.Dir)) {
 		err = atomicfile.ErrCorrupt
 	}
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			s.setAside(path, err)
 		}
-		return "", false
+		return rec, false
 	}
 	s.mu.Lock()
-	known := s.whole[diffID]
+	known := s.whole[key]
 	s.mu.Unlock()
 	if known {
-		return rec.Dir, true
+		return rec, true
 	}
 	tree, err := treeHash(s.path("l", rec.Dir))
 	if err == nil && tree != rec.Tree {
@@ -163,16 +212,17 @@ func (s *Store) unpacked(diffID string) (string, bool) {
 	if err != nil {
 		s.log.Warn("a damaged layer is unpacked again", "layer", diffID, "folder", rec.Dir, "err", err)
 		s.setAside(path, err)
-		return "", false
+		return rec, false
 	}
 	s.mu.Lock()
-	s.whole[diffID] = true
+	s.whole[key] = true
 	s.mu.Unlock()
-	return rec.Dir, true
+	return rec, true
 }
 
-// unpackBlob unpacks into a temporary folder.
-func (s *Store) unpackBlob(ctx context.Context, diffID, blob string) (l unpackedLayer, err error) {
+// unpackBlob unpacks the layer with the last diff id into a temporary folder.
+func (s *Store) unpackBlob(ctx context.Context, diffIDs []string, blob string, below view) (l unpackedLayer, err error) {
+	diffID := diffIDs[len(diffIDs)-1]
 	f, err := os.Open(s.blobPath(blob))
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, fmt.Errorf("blob %s: %w", blob, errMissing)
@@ -192,7 +242,7 @@ func (s *Store) unpackBlob(ctx context.Context, diffID, blob string) (l unpacked
 		}
 	}()
 	sum := sha256.New()
-	res, err := s.unpackTo(ctx, tmp, io.TeeReader(f, sum))
+	res, err := s.unpackTo(ctx, tmp, below, io.TeeReader(f, sum))
 	if err == nil && res.diffID != diffID {
 		err = fmt.Errorf("its content has digest %s, and the image's config says %s", res.diffID, diffID)
 	}
@@ -207,10 +257,16 @@ func (s *Store) unpackBlob(ctx context.Context, diffID, blob string) (l unpacked
 	if res.devices > 0 {
 		s.log.Info("device files of a layer were left out", "layer", blob, "devices", res.devices)
 	}
-	l = unpackedLayer{tmp: tmp, release: release, rec: layerRecord{DiffID: diffID, Entries: res.entries, Bytes: res.bytes, Devices: res.devices}}
+	l = unpackedLayer{tmp: tmp, release: release, rec: layerRecord{DiffID: diffID, Key: diffID, Implicit: res.implicit, Entries: res.entries, Bytes: res.bytes, Devices: res.devices}}
+	if res.depends || len(res.implicit) > mostImplicit {
+		l.rec.Key, l.rec.Implicit = chainKey(diffIDs), nil
+	}
 	l.rec.Tree, err = treeHash(tmp)
 	return l, err
 }
+
+// mostImplicit bounds a record.
+const mostImplicit = 1000
 
 // layerBase is that of the numbers that are the names of layers' folders.
 const layerBase = 36

@@ -41,9 +41,12 @@ type Store struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	whole map[string]bool // layers that were compared with their record
-	busy  map[string]*turn
-	held  map[string]int // blobs of pulls that are under way
+	whole map[string]bool // layers that were compared with their record, by its key
+	// stands are layers, by chainKey, that are on those below them as they are
+	// on their own.
+	stands map[string]bool
+	busy   map[string]*turn
+	held   map[string]int // blobs of pulls that are under way
 
 	checkpoint int64             // bytes that a power cut may cost a download
 	pauseUnit  time.Duration     // between two connections of a download, doubled each time
@@ -73,7 +76,7 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, log: cfg.Logger, whole: map[string]bool{}, busy: map[string]*turn{}, held: map[string]int{}, checkpoint: checkpointEvery, pauseUnit: firstPause, step: func(string) {}}
+	s := &Store{cfg: cfg, log: cfg.Logger, whole: map[string]bool{}, stands: map[string]bool{}, busy: map[string]*turn{}, held: map[string]int{}, checkpoint: checkpointEvery, pauseUnit: firstPause, step: func(string) {}}
 	for _, d := range []string{"blobs/sha256", "names", "layers", "l", "partial", "signatures", "tmp"} {
 		// Nobody else on the machine may reach the setuid programs in layers, nor
 		// read the images of one pod's owner.

@@ -40,6 +40,10 @@ type unpackResult struct {
 	entries int
 	bytes   int64
 	devices int
+	// implicit are the folders that the layer has only because something is in
+	// them; depends says that it was unpacked as the layers below it wanted.
+	implicit []string
+	depends  bool
 }
 
 // unpacker writes one layer below root, whose every access stays in it.
@@ -52,6 +56,10 @@ type unpacker struct {
 	checked int64 // bytes at the last look at the free space
 	dirs    []dirTime
 	skipped map[string]bool // device files
+	below   view            // the unpacked layers below it
+
+	implicit []string
+	depends  bool
 }
 
 type dirTime struct {
@@ -60,7 +68,7 @@ type dirTime struct {
 }
 
 // unpackTo unpacks a layer, compressed or not, into the empty folder dir.
-func (s *Store) unpackTo(ctx context.Context, dir string, r io.Reader) (res unpackResult, err error) {
+func (s *Store) unpackTo(ctx context.Context, dir string, below view, r io.Reader) (res unpackResult, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return res, fmt.Errorf("unpack: %w", err)
@@ -71,7 +79,7 @@ func (s *Store) unpackTo(ctx context.Context, dir string, r io.Reader) (res unpa
 		return res, err
 	}
 	defer done()
-	u := &unpacker{s: s, ctx: ctx, root: root, owner: os.Geteuid() == 0, skipped: map[string]bool{}}
+	u := &unpacker{s: s, ctx: ctx, root: root, owner: os.Geteuid() == 0, skipped: map[string]bool{}, below: below}
 	sum := &countingHash{Hash: sha256.New()}
 	in := io.TeeReader(plain, sum)
 	if err := os.Chmod(dir, 0o755); err != nil {
@@ -93,6 +101,7 @@ func (s *Store) unpackTo(ctx context.Context, dir string, r io.Reader) (res unpa
 	if u.res.entries == 0 && sum.n < 512 {
 		return res, fmt.Errorf("no archive: %d bytes", sum.n)
 	}
+	u.res.implicit, u.res.depends = u.implicit, u.depends
 	u.res.diffID = digestPrefix + hex.EncodeToString(sum.Sum(nil))
 	return u.res, nil
 }
@@ -200,18 +209,20 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	if name == "." {
 		return nil
 	}
-	if err := u.root.MkdirAll(path.Dir(name), 0o755); err != nil {
-		return fmt.Errorf("unpack %q: %w", h.Name, err)
-	}
 	base := path.Base(name)
+	dir, err := u.folder(path.Dir(name))
+	if err != nil {
+		return u.failed(h, err)
+	}
+	name = path.Join(dir, base)
 	if base == opaqueMarker {
-		return u.failed(h, u.opaque(path.Dir(name)))
+		return u.failed(h, u.opaque(dir))
 	}
 	if hidden, ok := strings.CutPrefix(base, whiteout); ok {
 		if strings.HasPrefix(hidden, whiteout) || hidden == "" || hidden == "." || hidden == ".." {
 			return nil // .wh..wh.plnk and other traces of aufs
 		}
-		return u.failed(h, u.hide(path.Join(path.Dir(name), hidden)))
+		return u.failed(h, u.hide(path.Join(dir, hidden)))
 	}
 	return u.failed(h, u.create(h, name, content))
 }
@@ -310,11 +321,23 @@ func (u *unpacker) link(h *tar.Header, name string) error {
 	if !ok {
 		return fmt.Errorf("refused: its hard link to %q leaves the layer (path traversal)", h.Linkname)
 	}
+	dir, err := u.folder(path.Dir(target))
+	if err != nil {
+		return fmt.Errorf("its hard link's target %q: %w", h.Linkname, err)
+	}
+	target = path.Join(dir, path.Base(target))
 	if u.skipped[target] {
 		u.skipped[name] = true
 		return nil
 	}
-	if st, err := u.root.Lstat(target); err != nil || st.IsDir() || isWhiteout(st) {
+	st, err := u.root.Lstat(target)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := u.copyUp(target); err != nil {
+			return fmt.Errorf("its hard link's target %q: %w", h.Linkname, err)
+		}
+		return u.root.Link(target, name)
+	}
+	if err != nil || st.IsDir() || isWhiteout(st) {
 		return fmt.Errorf("its hard link's target %q is no file of this layer", h.Linkname)
 	}
 	return u.root.Link(target, name)
