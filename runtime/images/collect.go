@@ -272,6 +272,15 @@ func (s *Store) removeUnreached(keep map[string]bool) (freed int64, err error) {
 		}
 		freed += n
 	}
+	grants, err := os.ReadDir(s.path("access"))
+	if err != nil {
+		return freed, fmt.Errorf("image store: %w", err)
+	}
+	for _, e := range grants {
+		if !keep[digestPrefix+e.Name()] && len(e.Name()) == hexLen {
+			_ = os.Remove(s.path("access", e.Name())) // of nothing that is here
+		}
+	}
 	return freed + s.removeParts(keep), nil
 }
 

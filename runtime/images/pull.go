@@ -108,10 +108,10 @@ func (p *Puller) find(ctx context.Context, req workload.ImageRequest, wasm bool,
 		if here == nil {
 			return nil, notHere(req.Image, err)
 		}
-		return here, nil
+		return p.allowed(ctx, req, ref, here)
 	case here != nil && (req.Policy != policyAlways || ref.Digest != ""):
 		p.s.used(ref.Name())
-		return here, nil // a digest never means something else
+		return p.allowed(ctx, req, ref, here) // a digest never means something else
 	case here == nil:
 		return p.pull(ctx, req, wasm, progress)
 	}
@@ -131,11 +131,8 @@ func (p *Puller) local(ref Ref, image string, wasm bool) (*resolved, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range r.m.Layers {
-		l := &r.m.Layers[i]
-		if !p.s.hasBlob(l.Digest.String(), l.Size) {
-			return nil, errMissing
-		}
+	if !p.s.hasLayers(r) {
+		return nil, errMissing
 	}
 	return r, nil
 }
@@ -150,16 +147,17 @@ const askTimeout = 5 * time.Second
 func (p *Puller) revalidate(ctx context.Context, req workload.ImageRequest, ref Ref, here *resolved, wasm bool, progress workload.Progress) (*resolved, error) {
 	ask, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no answer within %s", askTimeout))
 	defer cancel()
-	digest, err := p.client.Open(ref.Registry, ref.Repository, req.Credentials).Head(ask, ref.Tag)
+	session := p.client.Open(ref.Registry, ref.Repository, req.Credentials)
+	digest, err := session.Head(ask, ref.Tag)
 	if err == nil && digest == here.digest {
 		p.s.used(ref.Name())
-		return here, nil
+		return here, p.settle(here, session, req.PodNamespace, true)
 	}
 	if err == nil {
 		return p.pull(ctx, req, wasm, progress)
 	}
 	var re *registry.Error
-	if ctx.Err() == nil && (!errors.As(err, &re) || !re.Answered()) {
+	if ctx.Err() == nil && (!errors.As(err, &re) || !re.Answered()) && p.s.mayHave(here.digest, req.PodNamespace) {
 		tell(progress, fmt.Sprintf("%simage %q is used as it is on this node, though imagePullPolicy is Always: %v", workload.Kept, req.Image, err))
 		return here, nil
 	}
@@ -239,6 +237,9 @@ func (p *Puller) fetch(ctx context.Context, ref Ref, req workload.ImageRequest, 
 		return nil, err
 	}
 	if err := p.signed(ctx, req, r, session); err != nil {
+		return nil, err
+	}
+	if err := p.settle(r, session, req.PodNamespace, p.s.hasLayers(r)); err != nil {
 		return nil, err
 	}
 	for again := false; ; again = true {

@@ -77,7 +77,7 @@ func Open(cfg Config) (*Store, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{cfg: cfg, log: cfg.Logger, whole: map[string]bool{}, stands: map[string]bool{}, busy: map[string]*turn{}, held: map[string]int{}, checkpoint: checkpointEvery, pauseUnit: firstPause, step: func(string) {}}
-	for _, d := range []string{"blobs/sha256", "names", "layers", "l", "partial", "signatures", "tmp"} {
+	for _, d := range []string{"blobs/sha256", "names", "layers", "l", "partial", "signatures", "access", "tmp"} {
 		// Nobody else on the machine may reach the setuid programs in layers, nor
 		// read the images of one pod's owner.
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
@@ -85,7 +85,7 @@ func Open(cfg Config) (*Store, error) {
 		}
 	}
 	scratch.Sweep(s.path("tmp"), "*")
-	for _, d := range []string{"names", "layers", "partial", "blobs/sha256"} {
+	for _, d := range []string{"names", "layers", "partial", "blobs/sha256", "access"} {
 		atomicfile.Sweep(s.path(d))
 	}
 	s.sweepPartial()

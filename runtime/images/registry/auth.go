@@ -45,7 +45,7 @@ func (s *Session) do(ctx context.Context, e endpoint, method, path string, h htt
 	}
 	challenges := r.Header.Values("WWW-Authenticate")
 	denied := refused(e.host, r)
-	for _, login := range s.logins(e) {
+	for i, login := range s.logins(e) {
 		auth, err := s.authorize(ctx, e, challenges, login)
 		if err != nil {
 			var re *Error
@@ -66,6 +66,7 @@ func (s *Session) do(ctx context.Context, e endpoint, method, path string, h htt
 			continue
 		}
 		s.auth[e.base] = auth
+		s.personal = s.personal || !e.mirror && i < len(s.creds)
 		return r, nil
 	}
 	return nil, denied

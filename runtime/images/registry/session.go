@@ -87,7 +87,12 @@ type Session struct {
 	endpoints  []endpoint
 	creds      []workload.RegistryCredential
 	auth       map[string]string // Authorization that worked, by endpoint
+	personal   bool
 }
+
+// Personal says whether one of the credentials that Open was given let the
+// session in.
+func (s *Session) Personal() bool { return s.personal }
 
 // Open begins a session.
 func (c *Client) Open(registry, repository string, creds []workload.RegistryCredential) *Session {
