@@ -57,7 +57,7 @@ func (n *Namespaced) attach(ctx context.Context, list *cni.List, pod Pod, previo
 		if len(list.Plugins) == 0 {
 			return Allocation{}, errors.New("the pod was attached by CNI plugins, and their configuration is gone")
 		}
-		if err := n.free(pod.UID, pod.Ports); err != nil { // whoever makes the rules
+		if err := n.free(pod.UID, pod.Ports, true, n.hasIPv6()); err != nil { // whoever makes the rules
 			return Allocation{}, err
 		}
 		at := cni.Attachment{ID: id, NetNS: a.Namespace, Namespace: pod.Namespace, Pod: pod.Name}

@@ -26,7 +26,7 @@ func TestTakenHostPort(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := n.SetCIDRs([]string{"10.242.12.0/24"}); err != nil {
+	if err := n.SetCIDRs([]string{"10.242.12.0/24", "fd42:12::/64"}); err != nil {
 		t.Fatal(err)
 	}
 	const port = 32082
@@ -39,6 +39,8 @@ func TestTakenHostPort(t *testing.T) {
 		"TCP":         {func() (io.Closer, error) { return net.Listen("tcp", fmt.Sprint(":", port)) }, HostPort{Protocol: "TCP"}, "hostPort: port :32082/TCP is in use by another process on this node"},
 		"an address":  {func() (io.Closer, error) { return net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)) }, HostPort{Protocol: "TCP"}, "(ss -lntp sport = :32082)"},
 		"its address": {func() (io.Closer, error) { return net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)) }, HostPort{Protocol: "TCP", IP: loopback}, "port 127.0.0.1:32082/TCP"},
+		"IPv6":        {func() (io.Closer, error) { return net.Listen("tcp6", fmt.Sprintf("[::1]:%d", port)) }, HostPort{Protocol: "TCP"}, "port :32082/TCP"},
+		"IPv6's":      {func() (io.Closer, error) { return net.Listen("tcp6", fmt.Sprintf("[::1]:%d", port)) }, HostPort{Protocol: "TCP", IP: netip.IPv6Loopback()}, "port [::1]:32082/TCP"},
 		"UDP":         {func() (io.Closer, error) { return net.ListenPacket("udp", fmt.Sprint(":", port)) }, HostPort{Protocol: "UDP"}, "(ss -lnup sport = :32082)"},
 	} {
 		x.p.Host, x.p.Container = port, 80

@@ -16,20 +16,27 @@ import (
 // host ports lead to them. All rules are in one table of nftables with the
 // network's name, and each host port's has its pod's uid with it.
 
-// publish makes the rules that a pod needs, which the host reaches by link. IPv6
-// is routed only.
+// publish makes the rules that a pod needs, which the host reaches by link. Out
+// of the node IPv6 is routed only; its host ports need rules as IPv4's do.
 func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort, link string) error {
-	v4 := netip.Addr{}
+	var v4, v6 netip.Addr
 	for _, ip := range ips {
 		if ip.Is4() {
 			v4 = ip
+		} else {
+			v6 = ip
+		}
+	}
+	if err := n.free(uid, ports, v4.IsValid(), v6.IsValid()); err != nil {
+		return err
+	}
+	if v6.IsValid() && len(ports) > 0 {
+		if err := n.rules6(uid, v6, ports); err != nil {
+			return fmt.Errorf("host ports of IPv6 need nftables (kernel modules nf_tables, nft_nat, nft_fib_ipv6): %w", err)
 		}
 	}
 	if !v4.IsValid() {
 		return nil
-	}
-	if err := n.free(uid, ports); err != nil {
-		return err
 	}
 	err := n.rules(uid, v4, ports, link)
 	switch {
@@ -53,6 +60,10 @@ func (n *Namespaced) NATError() error {
 
 func (n *Namespaced) table() *nftables.Table {
 	return &nftables.Table{Name: n.name, Family: nftables.TableFamilyIPv4}
+}
+
+func (n *Namespaced) table6() *nftables.Table {
+	return &nftables.Table{Name: n.name, Family: nftables.TableFamilyIPv6}
 }
 
 func (n *Namespaced) chains(t *nftables.Table) (pre, out, post *nftables.Chain) {
@@ -96,7 +107,7 @@ func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort, link str
 	}
 	for _, p := range ports {
 		if p.IP.Is6() {
-			continue // there is no NAT of IPv6
+			continue
 		}
 		for _, ch := range []*nftables.Chain{pre, out} {
 			c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
@@ -110,6 +121,35 @@ func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort, link str
 		return switchOn("ipv4/conf/" + link + "/route_localnet")
 	}
 	return nil
+}
+
+// rules6 are those of host ports on the node's IPv6 addresses; ::1 leads
+// nowhere, since the kernel routes nothing from there.
+func (n *Namespaced) rules6(uid string, ip netip.Addr, ports []HostPort) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	t := n.table6()
+	pre, out, _ := n.chains(t)
+	c.AddTable(t)
+	c.AddChain(pre)
+	c.AddChain(out)
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	if err := n.dropRules(c, uid, pre, out); err != nil {
+		return err
+	}
+	for _, p := range ports {
+		if p.IP.Is4() {
+			continue
+		}
+		for _, ch := range []*nftables.Chain{pre, out} {
+			c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
+		}
+	}
+	return c.Flush()
 }
 
 // mark is a rule's comment, as nft shows it (libnftnl's udata, type 0).
@@ -145,30 +185,41 @@ func (n *Namespaced) unpublish(uid string) error {
 	if err != nil {
 		return nil //nolint:nilerr // there can be no rules then
 	}
-	pre, out, _ := n.chains(n.table())
-	if err := n.dropRules(c, uid, pre, out); err != nil {
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || strings.Contains(err.Error(), "no such file") {
-			return nil
+	for _, t := range []*nftables.Table{n.table(), n.table6()} {
+		pre, out, _ := n.chains(t)
+		err := n.dropRules(c, uid, pre, out)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || err != nil && strings.Contains(err.Error(), "no such file") {
+			continue
 		}
-		return fmt.Errorf("remove host ports: %w", err)
+		if err != nil {
+			return fmt.Errorf("remove host ports: %w", err)
+		}
+		if err := c.Flush(); err != nil {
+			return fmt.Errorf("remove host ports: %w", err)
+		}
 	}
-	return c.Flush()
+	return nil
 }
 
-// removeRules removes the whole table.
+// removeRules removes the whole tables.
 func (n *Namespaced) removeRules() error {
 	c, err := nftables.New()
 	if err != nil {
 		return nil //nolint:nilerr // there can be no rules then
 	}
-	tables, err := c.ListTablesOfFamily(nftables.TableFamilyIPv4)
-	if err != nil {
-		return nil //nolint:nilerr // a kernel without nftables
-	}
-	for _, t := range tables {
-		if t.Name == n.name {
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+		tables, err := c.ListTablesOfFamily(family)
+		if err != nil {
+			continue // a kernel without nftables
+		}
+		for _, t := range tables {
+			if t.Name != n.name {
+				continue
+			}
 			c.DelTable(t)
-			return c.Flush()
+			if err := c.Flush(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -236,9 +287,13 @@ func dnat(p HostPort, ip netip.Addr) []expr.Any {
 	local := make([]byte, 4)
 	local[0] = unix.RTN_LOCAL // host byte order, of the machines that this runs on
 	var one []expr.Any
+	family, offset, size := uint32(unix.NFPROTO_IPV4), uint32(16), uint32(4)
+	if ip.Is6() {
+		family, offset, size = unix.NFPROTO_IPV6, 24, 16
+	}
 	if p.IP.IsValid() {
 		one = []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.IP.AsSlice()},
 		}
 	}
@@ -251,5 +306,5 @@ func dnat(p HostPort, ip netip.Addr) []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: local},
 		&expr.Immediate{Register: 1, Data: ip.AsSlice()},
 		&expr.Immediate{Register: 2, Data: port(p.Container)},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true})
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: 1, RegProtoMin: 2, Specified: true})
 }

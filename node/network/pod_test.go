@@ -139,7 +139,7 @@ func TestPodNamespaces(t *testing.T) {
 		t.Errorf("NAT: %v", err)
 	}
 	for _, from := range []string{"", two.Namespace} {
-		for _, to := range []string{"127.0.0.1", "10.242.10.1"} {
+		for _, to := range []string{"127.0.0.1", "10.242.10.1", "[fd42:10::1]"} {
 			if from != "" && to == "127.0.0.1" {
 				continue
 			}
