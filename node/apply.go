@@ -182,6 +182,8 @@ func (s *podState) applyStart(c *ctrState, r result, now moment) []note {
 		c.op = opNone
 		f := failureOf(r.err, "CreateContainerError")
 		c.start.failed(now, f, fatal(r.err))
+		c.rec.Refused = true
+		s.ran = s.ran && (c.init || c.rec.Last != nil)
 		c.image = retry{} // the image may be what is wrong
 		return []note{c.note(true, "Failed", "Error: "+f.Message)}
 	}

@@ -204,7 +204,7 @@ func newPodState(pod *corev1.Pod, rec *store.Pod, boot string, now moment) podSt
 		if c.rec.Begun && c.rec.Boot != boot && !s.rec.Finished {
 			s.rec.Initialized = false
 		}
-		s.ran = s.ran && (c.init || c.rec.Begun || c.rec.Last != nil)
+		s.ran = s.ran && (c.init || c.rec.Begun && !c.rec.Refused || c.rec.Last != nil)
 		c.resume(boot, s.rec.Finished, now)
 	}
 	return s

@@ -115,7 +115,7 @@ func (s *podState) observe(o observed, now moment) {
 // nowRunning notes that the attempt runs, whether this agent started it or
 // found it.
 func (s *podState) nowRunning(c *ctrState, now moment) {
-	c.since = now.mono
+	c.since, c.rec.Refused = now.mono, false
 	c.adopted = c.op != opStart
 	if c.adopted && !c.run.StartedAt.IsZero() {
 		c.since = now.mono.Add(-max(0, now.wall.Sub(c.run.StartedAt)))

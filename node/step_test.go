@@ -113,6 +113,46 @@ func TestStepTable(t *testing.T) {
 	}
 }
 
+// TestWhatNeverStartedIsPending: the runtime refuses the container, for this
+// agent and for the next one; once it has run the pod runs, whatever follows.
+func TestWhatNeverStartedIsPending(t *testing.T) {
+	pod := wasmPod("a")
+	m := &sim{s: newPodState(pod, nil, "boot", at(0))}
+	nothing := observed{runs: map[int]run{0: {}}} // the runtime has it not
+	for range 3 {
+		for a := m.step(nothing); a.kind != actNone; a = m.step(nothing) {
+			switch a.kind {
+			case actStart:
+				m.apply(result{kind: actStart, ctr: a.ctr, err: errors.New("no such program")})
+			default:
+				m.apply(result{kind: a.kind, ctr: a.ctr, alloc: &network.Allocation{}})
+			}
+		}
+		for who, s := range map[string]podState{"this agent": m.s, "the next one": newPodState(pod, new(m.s.record()), "boot", at(m.now)),
+			"one after a boot": newPodState(pod, new(m.s.record()), "another boot", at(m.now))} {
+			if got := s.phase(); got != corev1.PodPending {
+				t.Errorf("for %s it is %s", who, got)
+			}
+		}
+		m = &sim{s: newPodState(pod, new(m.s.record()), "boot", at(m.now)), now: m.now}
+		m.now += 10 * time.Minute
+	}
+	for a := m.step(nothing); a.kind != actNone; a = m.step(nothing) {
+		r := result{kind: a.kind, ctr: a.ctr, alloc: &network.Allocation{}}
+		if a.kind == actStart {
+			r.state = workload.State{ID: m.s.id(a.ctr), Phase: workload.Running, StartedAt: t0.Add(m.now)}
+		}
+		m.apply(r)
+		if a.kind == actStart {
+			break
+		}
+	}
+	back := newPodState(pod, new(m.s.record()), "boot", at(m.now))
+	if now, next := m.s.phase(), back.phase(); now != corev1.PodRunning || next != corev1.PodRunning {
+		t.Errorf("it runs: %s, for the next agent %s", now, next)
+	}
+}
+
 // TestPodOfSomeContainersIsPending: who waits for a pod to run may then ask
 // for the log of each of its containers.
 func TestPodOfSomeContainersIsPending(t *testing.T) {

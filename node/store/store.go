@@ -69,6 +69,8 @@ type Container struct {
 	Backoff int    `cbor:"7,keyasint,omitempty"`
 	Digest  string `cbor:"8,keyasint,omitempty"` // image of Attempt
 	Image   string `cbor:"9,keyasint,omitempty"` // as the manifest named it then
+	// Refused: the runtime could not start Attempt, and nothing ran since.
+	Refused bool `cbor:"10,keyasint,omitempty"`
 }
 
 // Verdict is why a pod failed as a whole: rejected, deadline, evicted.
