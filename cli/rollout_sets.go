@@ -69,10 +69,11 @@ func daemonSetProgress(d *appsv1.DaemonSet) (message string, done bool, err erro
 	return message, done, nil
 }
 
-// nodesAway is what a set's condition says of nodes that are silent: a rollout
-// may end without them, or wait for them.
+// nodesAway is what a set's condition says of nodes that are silent, or of
+// others' pods that have its pods' names: a rollout may end without them, or
+// wait for them.
 func nodesAway(condition string, status corev1.ConditionStatus, message string) string {
-	if condition != "NodesAway" || status != corev1.ConditionTrue {
+	if condition != "NodesAway" && condition != "NamesTaken" || status != corev1.ConditionTrue {
 		return ""
 	}
 	return "; " + message

@@ -62,6 +62,10 @@ func TestStatefulSetProgress(t *testing.T) {
 			d.Status.ReadyReplicas = 1
 			d.Status.Conditions = []appsv1.StatefulSetCondition{{Type: "NodesAway", Status: corev1.ConditionTrue, Message: "2 node(s) are offline"}}
 		}),
+		"Waiting: 0 of 3 pods are ready...; pods are missing": three(func(d *appsv1.StatefulSet) {
+			d.Status.ReadyReplicas = 0
+			d.Status.Conditions = []appsv1.StatefulSetCondition{{Type: "NamesTaken", Status: corev1.ConditionTrue, Message: "pods are missing"}}
+		}),
 		"Waiting: 2 of 3 pods are ready":            three(func(d *appsv1.StatefulSet) { d.Status.ReadyReplicas = 2 }),
 		"Waiting: 1 of 3 pods are of revision db-2": three(func(d *appsv1.StatefulSet) { d.Status.UpdatedReplicas, d.Status.CurrentRevision = 1, "db-1" }),
 		"Waiting: 1 of 2 new pods above":            three(func(d *appsv1.StatefulSet) { above(d); d.Status.UpdatedReplicas = 1 }),
