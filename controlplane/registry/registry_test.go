@@ -407,6 +407,20 @@ func TestServiceAllocation(t *testing.T) {
 	if _, err := w.Create(ctx, svc("far", corev1.ServiceTypeClusterIP, "192.0.2.1", 0), WriteOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("address out of range: %v", err)
 	}
+	// Another address is refused, whichever of the two fields names it.
+	for name, change := range map[string]func(*corev1.ServiceSpec){
+		"clusterIP":  func(s *corev1.ServiceSpec) { s.ClusterIP = "10.43.0.99" },
+		"clusterIPs": func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = "10.43.0.99", []string{"10.43.0.99"} },
+	} {
+		_, err := w.Update(ctx, svcGK, "default", "s3", Main, func(o runtime.Object) (runtime.Object, error) {
+			n := o.DeepCopyObject().(*corev1.Service)
+			change(&n.Spec)
+			return n, nil
+		}, WriteOptions{})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "may not change once set") {
+			t.Errorf("another %s: %v", name, err)
+		}
+	}
 	// A client that sends what it once wrote keeps what it was given.
 	out, err := w.Update(ctx, svcGK, "default", "s1", Main, func(o runtime.Object) (runtime.Object, error) {
 		n := svc("s1", corev1.ServiceTypeNodePort, "", 0)

@@ -143,6 +143,10 @@ func (r *Registry) allocate(s, old *corev1.Service) (chosen []string, err error)
 		}
 		return !taken[claim]
 	}
+	if old != nil && len(s.Spec.ClusterIPs) > 0 && s.Spec.ClusterIP != "" && s.Spec.ClusterIP != old.Spec.ClusterIP && slices.Equal(s.Spec.ClusterIPs, old.Spec.ClusterIPs) {
+		// Who knows only the one field means both (upstream's NormalizeClusterIPs).
+		s.Spec.ClusterIPs = append([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs[1:]...)
+	}
 	if needsClusterIP(s) {
 		ips, err := r.allocateIPs(s, free)
 		if err != nil {

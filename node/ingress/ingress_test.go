@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +124,10 @@ func TestForwardedHeaders(t *testing.T) {
 	req, _ := http.NewRequest(http.MethodGet, "https://a.example/p%2Fq?x=%zz;y", nil)
 	req.Header.Set("X-Forwarded-For", "203.0.113.9")
 	req.Header.Set("X-Forwarded-Proto", "gopher")
+	for _, k := range []string{"X-Real-IP", "True-Client-IP", "X-Forwarded-Prefix", "X_Forwarded_For", "x_real-ip", "Forwarded"} {
+		req.Header[k] = []string{"evil"}
+	}
+	req.Header.Set("X_Other", "kept")
 	r, err := c.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -138,10 +143,24 @@ func TestForwardedHeaders(t *testing.T) {
 	if r.ProtoMajor != 2 || got.Host != "a.example" || got.URI != "/p%2Fq?x=%zz;y" {
 		t.Errorf("%s, %+v", r.Proto, got)
 	}
-	for k, want := range map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "a.example", "X-Forwarded-Port": "443"} {
+	for k, want := range map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "a.example", "X-Forwarded-Port": "443", "X-Real-Ip": "127.0.0.1", "X_other": "kept"} {
 		if v := got.Headers.Get(k); v != want {
 			t.Errorf("%s: %q, want %q", k, v, want)
 		}
+	}
+	for k, v := range got.Headers {
+		if slices.Contains(v, "evil") {
+			t.Errorf("%s is the client's: %q", k, v)
+		}
+	}
+	tunnel, _ := http.NewRequest(http.MethodConnect, "https://a.example", nil)
+	r, err = c.Transport.RoundTrip(tunnel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Body.Close()
+	if r.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("CONNECT: %s", r.Status)
 	}
 }
 

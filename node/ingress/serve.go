@@ -40,6 +40,11 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer e.counters.requests.Add(-1)
+	if r.Method == http.MethodConnect {
+		// This is no tunnel, and what a 2xx to it means backends do not know (RFC 9110, 9.3.6).
+		e.refuse(answer, faultRoute, http.StatusMethodNotAllowed, "CONNECT is not served here")
+		return
+	}
 	v, host := e.view.Load(), hostOf(r.Host)
 	if r.TLS == nil {
 		if secure, _ := lookup(v.router.secure, host); secure && !strings.HasPrefix(r.URL.Path, acmePath) {
@@ -121,7 +126,17 @@ func (e *engine) failed(w http.ResponseWriter, r *http.Request, err error) {
 // rewrite is the reverse proxy's: what a backend gets. Headers that a client
 // made up about who forwarded are gone by now.
 func rewrite(p *httputil.ProxyRequest) {
+	for k := range p.Out.Header {
+		// Programs behind CGI and its like cannot tell "_" from "-".
+		name := strings.ToLower(strings.ReplaceAll(k, "_", "-"))
+		if strings.HasPrefix(name, "x-forwarded-") || name == "forwarded" || name == "x-real-ip" || name == "true-client-ip" {
+			delete(p.Out.Header, k)
+		}
+	}
 	p.SetXForwarded()
+	if client, _, err := net.SplitHostPort(p.In.RemoteAddr); err == nil {
+		p.Out.Header.Set("X-Real-Ip", client) // what nginx's and Traefik's users know it by
+	}
 	_, port, err := net.SplitHostPort(p.In.Host)
 	if err != nil {
 		port = "80"
