@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
 	"github.com/dunlin-project/dunlin/node/network/cni"
 )
@@ -58,6 +59,9 @@ func (n *Namespaced) attach(ctx context.Context, list *cni.List, pod Pod, previo
 			return Allocation{}, errors.New("the pod was attached by CNI plugins, and their configuration is gone")
 		}
 		if err := n.free(pod.UID, pod.Ports, true, n.hasIPv6()); err != nil { // whoever makes the rules
+			if made && previous == nil {
+				err = errors.Join(err, netns.DeleteNamed(id)) // nobody is told of it
+			}
 			return Allocation{}, err
 		}
 		at := cni.Attachment{ID: id, NetNS: a.Namespace, Namespace: pod.Namespace, Pod: pod.Name}

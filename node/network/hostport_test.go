@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 // TestTakenHostPort: a pod whose host port another process has waits, and takes
@@ -56,6 +58,13 @@ func TestTakenHostPort(t *testing.T) {
 		if n.published(pod.UID) {
 			t.Errorf("%s: the port was taken away from its process", what)
 		}
+		// A pod that is deleted now leaves nothing: nobody knows of it.
+		if links, err := n.podLinks(); err != nil || len(links) > 0 {
+			t.Errorf("%s: %d links are left, %v", what, len(links), err)
+		}
+		if _, err := os.Stat("/run/netns/" + n.podNamespace(pod.UID)); err == nil {
+			t.Errorf("%s: a namespace is left", what)
+		}
 		_ = l.Close()
 		a, err := n.SetupNamespace(t.Context(), pod, nil)
 		if err != nil {
@@ -75,5 +84,49 @@ func TestTakenHostPort(t *testing.T) {
 		if n.published(pod.UID) {
 			t.Errorf("%s: rules are left", what)
 		}
+	}
+}
+
+// TestDestroyRemovesRoutes: those to other nodes' pods, too.
+func TestDestroyRemovesRoutes(t *testing.T) {
+	if err := Usable(); err != nil {
+		t.Skipf("SKIPPED: no network namespaces here: %v", err)
+	}
+	name := fmt.Sprintf("dlr%d", os.Getpid()%100000)
+	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name}}
+	addr, err := netlink.ParseAddr("198.18.250.1/30")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(netlink.LinkAdd(link), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)); err != nil {
+		t.Skipf("SKIPPED: no dummy links here: %v", err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(link) })
+	n, err := NewNamespaced(name, []netip.Addr{netip.MustParseAddr("198.18.250.1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.SetCIDRs([]string{"10.242.14.0/24"}); err != nil {
+		t.Fatal(err)
+	}
+	to := netip.MustParsePrefix("10.242.15.0/24")
+	if skipped, err := n.SetPeers([]Peer{{CIDR: to, Via: netip.MustParseAddr("198.18.250.2")}}); err != nil || len(skipped) > 0 {
+		t.Fatal(skipped, err)
+	}
+	routes := func() []netlink.Route {
+		list, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: n.routeProtocol()}, netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	if len(routes()) == 0 {
+		t.Fatal("no route was made")
+	}
+	if err := n.Destroy(); err != nil {
+		t.Error(err)
+	}
+	if left := routes(); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }

@@ -52,10 +52,19 @@ func (n *Namespaced) SetupNamespace(ctx context.Context, pod Pod, previous *Allo
 	}
 	name := n.podNamespace(pod.UID)
 	a.Namespace = filepath.Join("/run/netns", name)
-	if err := n.ensurePod(pod.UID, name, a.IPs); err != nil {
-		return Allocation{}, fmt.Errorf("set up pod namespace: %w", err)
+	if err = n.ensurePod(pod.UID, name, a.IPs); err != nil {
+		err = fmt.Errorf("set up pod namespace: %w", err)
+	} else {
+		err = n.publish(pod.UID, a.IPs, pod.Ports, n.podVeth(pod.UID))
 	}
-	if err := n.publish(pod.UID, a.IPs, pod.Ports, n.podVeth(pod.UID)); err != nil {
+	if err != nil && previous == nil {
+		// Nobody is told of what was made, so nobody would take it down.
+		err = errors.Join(err, n.teardownPod(pod.UID))
+		for _, r := range n.ranges {
+			r.release(pod.UID)
+		}
+	}
+	if err != nil {
 		return Allocation{}, err
 	}
 	return a, nil
