@@ -51,6 +51,8 @@ type download struct {
 	resumed    bool  // what is there came from an earlier process or pull
 	limiter    *rate.Limiter
 	onProgress func(n int64) // bytes that came
+	// rest pauses after a connection that brought nothing.
+	rest func(ctx context.Context, d time.Duration, why error) error
 }
 
 func (s *Store) partialPath(digest string) string { return s.path("partial", hexOf(digest)) }
@@ -71,7 +73,8 @@ func (s *Store) partialSize(digest string) int64 {
 // openDownload begins, or goes on from the last checkpoint. It waits until no
 // other process fetches the same.
 func (s *Store) openDownload(ctx context.Context, digest string, size int64) (*download, error) {
-	d := &download{s: s, digest: digest, size: size, sum: sha256.New(), onProgress: func(int64) {}}
+	d := &download{s: s, digest: digest, size: size, sum: sha256.New(), onProgress: func(int64) {},
+		rest: func(ctx context.Context, d time.Duration, _ error) error { return pause(ctx, d) }}
 	for {
 		f, err := os.OpenFile(s.partialPath(digest), os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
@@ -198,7 +201,13 @@ func (d *download) run(ctx context.Context, open source) (err error) {
 			}
 			wait = re.RetryAfter
 		}
-		if err := pause(ctx, wait+rand.N(wait/2)); err != nil {
+		wait += rand.N(wait / 2)
+		if d.offset > before {
+			err = pause(ctx, wait)
+		} else {
+			err = d.rest(ctx, wait, err)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -181,20 +181,19 @@ func (p *Puller) pull(ctx context.Context, req workload.ImageRequest, wasm bool,
 		return nil, err
 	}
 	defer release()
-	select {
-	case p.slots <- struct{}{}:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("pull: %w", context.Cause(ctx))
+	at, err := p.take(ctx, progress)
+	if err != nil {
+		return nil, err
 	}
-	defer func() { <-p.slots }()
-	r, err := p.fetch(ctx, ref, req, wasm, progress)
+	defer at.release()
+	r, err := p.fetch(ctx, ref, req, wasm, at)
 	if err != nil {
 		return nil, pullError(req.Image, err)
 	}
 	return r, nil
 }
 
-func (p *Puller) fetch(ctx context.Context, ref Ref, req workload.ImageRequest, wasm bool, progress workload.Progress) (*resolved, error) {
+func (p *Puller) fetch(ctx context.Context, ref Ref, req workload.ImageRequest, wasm bool, at *place) (*resolved, error) {
 	session := p.client.Open(ref.Registry, ref.Repository, req.Credentials)
 	reference := ref.Tag
 	if ref.Digest != "" {
@@ -243,13 +242,13 @@ func (p *Puller) fetch(ctx context.Context, ref Ref, req workload.ImageRequest, 
 		return nil, err
 	}
 	for again := false; ; again = true {
-		if err := p.layers(ctx, session, r, progress); err != nil {
+		if err := p.layers(ctx, session, r, at); err != nil {
 			return nil, err
 		}
 		if r.config == nil {
 			break
 		}
-		tell(progress, "unpacking")
+		tell(at.progress, "unpacking")
 		_, err := p.s.open(ctx, r)
 		if errors.Is(err, errMissing) && !again {
 			continue // a blob that was here is damaged, and now set aside
@@ -287,7 +286,7 @@ func (p *Puller) config(ctx context.Context, session *registry.Session, d v1.Des
 
 // layers fetches what is missing, one after the other, after a look at the
 // space: the least that they take is their size twice, packed and unpacked.
-func (p *Puller) layers(ctx context.Context, session *registry.Session, r *resolved, progress workload.Progress) error {
+func (p *Puller) layers(ctx context.Context, session *registry.Session, r *resolved, at *place) error {
 	var missing []v1.Descriptor
 	var bytes, here int64
 	seen := map[string]bool{}
@@ -312,9 +311,9 @@ func (p *Puller) layers(ctx context.Context, session *registry.Session, r *resol
 	if err := p.s.room(need); err != nil {
 		return err
 	}
-	meter := newMeter(bytes, here, progress)
+	meter := newMeter(bytes, here, at.progress)
 	for _, l := range missing {
-		if err := p.layer(ctx, session, l, meter); err != nil {
+		if err := p.layer(ctx, session, l, meter, at); err != nil {
 			return err
 		}
 	}
@@ -323,13 +322,18 @@ func (p *Puller) layers(ctx context.Context, session *registry.Session, r *resol
 
 // layer fetches one. What came in pieces and does not match is fetched once
 // more from the beginning: a disk may have lost a part.
-func (p *Puller) layer(ctx context.Context, session *registry.Session, l v1.Descriptor, meter *meter) error {
+func (p *Puller) layer(ctx context.Context, session *registry.Session, l v1.Descriptor, meter *meter, at *place) error {
 	digest := l.Digest.String()
-	release, err := p.s.single(ctx, "blob "+digest)
+	// Who waits for what another pull fetches keeps no place from it: that one
+	// may have given its own back, and need it.
+	release, err := p.s.singleOr(ctx, "blob "+digest, at.release)
 	if err != nil {
 		return err
 	}
 	defer release()
+	if err := at.again(ctx); err != nil {
+		return err
+	}
 	for again := false; ; again = true {
 		if p.s.hasBlob(digest, l.Size) {
 			return nil
@@ -338,7 +342,7 @@ func (p *Puller) layer(ctx context.Context, session *registry.Session, l v1.Desc
 		if err != nil {
 			return err
 		}
-		d.limiter, d.onProgress = p.limiter, meter.came
+		d.limiter, d.onProgress, d.rest = p.limiter, meter.came, at.rest
 		resumed := d.resumed
 		err = d.run(ctx, session.Blob)
 		var mismatch *mismatchError

@@ -183,6 +183,11 @@ type turn struct {
 
 // single gives the caller one thing of the store for itself, in this process.
 func (s *Store) single(ctx context.Context, key string) (release func(), err error) {
+	return s.singleOr(ctx, key, func() {})
+}
+
+// singleOr is single, and calls waits before it waits.
+func (s *Store) singleOr(ctx context.Context, key string, waits func()) (release func(), err error) {
 	s.mu.Lock()
 	t := s.busy[key]
 	if t == nil {
@@ -198,12 +203,19 @@ func (s *Store) single(ctx context.Context, key string) (release func(), err err
 			delete(s.busy, key)
 		}
 	}
+	done := func() {
+		<-t.ch
+		leave()
+	}
 	select {
 	case t.ch <- struct{}{}:
-		return func() {
-			<-t.ch
-			leave()
-		}, nil
+		return done, nil
+	default:
+		waits()
+	}
+	select {
+	case t.ch <- struct{}{}:
+		return done, nil
 	case <-ctx.Done():
 		leave()
 		return nil, fmt.Errorf("image store: %w", context.Cause(ctx))
