@@ -297,11 +297,18 @@ func (s *podState) deleted() bool { return s.removed || s.pod.DeletionTimestamp 
 // grace is what the pod's containers get to end.
 func (s *podState) grace() time.Duration {
 	d := s.ownGrace()
+	if s.removed && !s.rec.Static {
+		d = min(d, goneGrace)
+	}
 	if v := s.rec.Verdict; v != nil && v.Grace != nil {
 		d = min(d, time.Duration(*v.Grace)*time.Second)
 	}
 	return d
 }
+
+// goneGrace bounds the end of a pod that the cluster has no more: somebody
+// deleted it by force, or another one has its place.
+const goneGrace = 30 * time.Second
 
 func (s *podState) ownGrace() time.Duration {
 	switch {

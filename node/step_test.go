@@ -446,3 +446,27 @@ func TestCrashDelay(t *testing.T) {
 		}
 	}
 }
+
+// TestGraceOfAPodThatIsNoMore: who deletes by force does not wait for the whole
+// grace period; a static pod whose file goes has its own.
+func TestGraceOfAPodThatIsNoMore(t *testing.T) {
+	for _, static := range []bool{false, true} {
+		pod := wasmPod("a", func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64(600)) })
+		m := &sim{s: newPodState(pod, nil, "boot", at(0))}
+		m.s.rec.Static = static
+		for a := m.step(observed{}); a.kind != actNone; a = m.step(observed{}) {
+			r := result{kind: a.kind, ctr: a.ctr, alloc: &network.Allocation{}}
+			if a.kind == actStart {
+				r.state = workload.State{ID: m.s.id(a.ctr), Phase: workload.Running, StartedAt: t0}
+			}
+			m.apply(r)
+		}
+		want := goneGrace
+		if static {
+			want = 600 * time.Second
+		}
+		if a := m.step(observed{removed: true}); a.kind != actStop || a.grace != want {
+			t.Errorf("static %v: %v within %v, want %v", static, a.kind, a.grace, want)
+		}
+	}
+}
