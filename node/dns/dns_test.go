@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/dunlin-project/dunlin/test/unused"
 )
 
 type fakeRecords map[string]*Service
@@ -104,16 +106,20 @@ func TestClusterNames(t *testing.T) {
 func upstream(t *testing.T) (resolv string, asked *atomic.Int64, stop func()) {
 	t.Helper()
 	asked = new(atomic.Int64)
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	at := unused.Port(t).String()
+	pc, err := net.ListenPacket("udp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", pc.LocalAddr().String())
+	l, err := net.Listen("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
+	var lost atomic.Int64
 	answer := dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
-		asked.Add(1)
+		if asked.Add(1); strings.HasPrefix(r.Question[0].Name, "lost.") && lost.Add(1) == 1 {
+			return
+		}
 		m := new(dns.Msg)
 		m.SetReply(r)
 		if strings.HasPrefix(r.Question[0].Name, "big.") && w.RemoteAddr().Network() == "udp" {
@@ -150,6 +156,9 @@ func TestForwardingCacheAndStale(t *testing.T) {
 	}
 	if m, err := q("big.example."); err != nil || len(m.Answer) != 1 {
 		t.Fatal("truncated and not asked over TCP:", m, err)
+	}
+	if m, err := q("lost.example."); err != nil || len(m.Answer) != 1 {
+		t.Fatal("a datagram was lost, and it was not asked again:", m, err)
 	}
 	stop()
 	for _, c := range f.cache {

@@ -16,6 +16,9 @@ import (
 
 const (
 	forwardTimeout = 2 * time.Second
+	// secondTimeout is for the second round, of who lost a datagram, or needs
+	// longer: together they are within a resolver's five seconds, twice.
+	secondTimeout = 4 * time.Second
 	// cacheEntries bound the cache; a full one forgets whatever.
 	cacheEntries = 1000
 	cacheMaxTTL  = time.Hour
@@ -120,7 +123,11 @@ func (f *Forwarder) Resolve(ctx context.Context, q dns.Question, do bool) (*dns.
 		p = &pending{done: make(chan struct{})}
 		f.waiting[k] = p
 		f.mu.Unlock()
-		p.msg, p.err = f.ask(ctx, q, do)
+		rounds := []time.Duration{forwardTimeout, secondTimeout}
+		if c != nil {
+			rounds = rounds[:1] // what is known already must not wait long
+		}
+		p.msg, p.err = f.ask(ctx, q, do, rounds)
 		f.mu.Lock()
 		delete(f.waiting, k)
 		f.store(k, p)
@@ -202,8 +209,9 @@ func (c *cached) aged(now time.Time) *dns.Msg {
 	return out
 }
 
-// ask asks one server after the other.
-func (f *Forwarder) ask(ctx context.Context, q dns.Question, do bool) (*dns.Msg, error) {
+// ask asks one server after the other, in rounds: a question that is lost on
+// its way must not be an answer.
+func (f *Forwarder) ask(ctx context.Context, q dns.Question, do bool, rounds []time.Duration) (*dns.Msg, error) {
 	select {
 	case f.slots <- struct{}{}:
 		defer func() { <-f.slots }()
@@ -212,30 +220,38 @@ func (f *Forwarder) ask(ctx context.Context, q dns.Question, do bool) (*dns.Msg,
 	}
 	err := errNoUpstream
 	var refused *dns.Msg
-	for _, s := range f.upstreams() {
-		m := new(dns.Msg)
-		m.Id, m.RecursionDesired, m.Question = dns.Id(), true, []dns.Question{q}
-		m.SetEdns0(1232, do) // what passes everywhere (DNS flag day 2020)
-		c := dns.Client{Timeout: forwardTimeout, UDPSize: 1232}
-		var r *dns.Msg
-		r, _, err = c.ExchangeContext(ctx, m, s)
-		if err == nil && r.Truncated {
-			c.Net = "tcp"
-			var full *dns.Msg
-			if full, _, err = c.ExchangeContext(ctx, m, s); err == nil {
-				r = full
+	for _, patience := range rounds {
+		for _, s := range f.upstreams() {
+			var r *dns.Msg
+			if r, err = exchange(ctx, s, q, do, patience); err != nil {
+				continue
 			}
-		}
-		if err == nil && (r.Rcode == dns.RcodeServerFailure || r.Rcode == dns.RcodeRefused) {
+			if r.Rcode != dns.RcodeServerFailure && r.Rcode != dns.RcodeRefused {
+				return r, nil
+			}
 			refused = r
-			continue
 		}
-		if err == nil {
-			return r, nil
+		if refused != nil {
+			return refused, nil
 		}
-	}
-	if refused != nil {
-		return refused, nil
+		if ctx.Err() != nil {
+			break
+		}
 	}
 	return nil, err
+}
+
+// exchange asks one server, by TCP too where UDP cannot hold the answer.
+func exchange(ctx context.Context, server string, q dns.Question, do bool, patience time.Duration) (*dns.Msg, error) {
+	m := new(dns.Msg)
+	m.Id, m.RecursionDesired, m.Question = dns.Id(), true, []dns.Question{q}
+	m.SetEdns0(1232, do) // what passes everywhere (DNS flag day 2020)
+	c := dns.Client{Timeout: patience, UDPSize: 1232}
+	r, _, err := c.ExchangeContext(ctx, m, server)
+	if err != nil || !r.Truncated {
+		return r, err
+	}
+	c.Net = "tcp"
+	full, _, err := c.ExchangeContext(ctx, m, server)
+	return full, err
 }
