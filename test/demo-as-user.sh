@@ -36,11 +36,14 @@ as_user() {
     GOPROXY=off GOFLAGS="-buildvcs=false -modcacherw=false" GOTOOLCHAIN=local "$@"
 }
 
+# What the user runs already is not the demo's, and what has ended and waits for
+# init to collect it does not count.
+running() { ps -u "$uid" -o pid=,stat=,args= | awk '$2 !~ /^Z/ && /dunlin/' || true; }
+before=$(running)
 as_user make -C "$dir/dunlin" demo ONCE=1 2>&1 | tee "$dir/output"
 grep -q '^Hello from hello-' "$dir/output" || { echo "test/demo-as-user.sh: no answer from the app" >&2; exit 1; }
 left=$(find "$dir/tmp" "$dir/home" -mindepth 1 -not -path "$dir/home/.config*" | head)
 [ -z "$left" ] || { echo "test/demo-as-user.sh: left behind: $left" >&2; exit 1; }
-# What has ended and waits for init to collect it does not count.
-left=$(ps -u "$uid" -o pid=,stat=,args= | awk '$2 !~ /^Z/ && /dunlin/' || true)
+left=$(running | grep -vxF -e "$before" || true)
 [ -z "$left" ] || { echo "test/demo-as-user.sh: processes left behind: $left" >&2; exit 1; }
 echo "make demo works as $user (uid $uid)"
