@@ -154,7 +154,7 @@ func (n *Namespaced) keepExisting(inside *netlink.Handle) error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", n.podLink(), err)
 	}
-	addrs, err := inside.AddrList(l, netlink.FAMILY_ALL)
+	addrs, err := listed(func() ([]netlink.Addr, error) { return inside.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", n.podLink(), err)
 	}
@@ -279,7 +279,9 @@ func takenRoute(dst *net.IPNet, own int) error {
 	if dst.IP.To4() == nil {
 		family = netlink.FAMILY_V6
 	}
-	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+	routes, err := listed(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(family, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+	})
 	if err != nil {
 		return fmt.Errorf("list routes to %s: %w", dst, err)
 	}

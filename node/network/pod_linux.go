@@ -264,7 +264,7 @@ func (n *Namespaced) keepPods() error {
 		return err
 	}
 	for _, l := range links {
-		routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
+		routes, err := listed(func() ([]netlink.Route, error) { return netlink.RouteList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return fmt.Errorf("list routes of %s: %w", l.Attrs().Name, err)
 		}
@@ -279,7 +279,7 @@ func (n *Namespaced) keepPods() error {
 
 // podLinks are the host's ends of all container pods with this node's mark.
 func (n *Namespaced) podLinks() (out []netlink.Link, err error) {
-	links, err := netlink.LinkList()
+	links, err := listed(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

@@ -46,7 +46,7 @@ func (n *Namespaced) otherFamily(first, before netip.Addr, own []netip.Prefix) (
 	if first.Is6() {
 		family = netlink.FAMILY_V4
 	}
-	links, err := netlink.LinkList()
+	links, err := listed(netlink.LinkList)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list links: %w", err)
 	}
@@ -55,7 +55,7 @@ func (n *Namespaced) otherFamily(first, before netip.Addr, own []netip.Prefix) (
 	for _, l := range links {
 		up[l.Attrs().Index] = !OwnLink(n.name, l.Attrs().Name)
 	}
-	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	all, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list addresses: %w", err)
 	}

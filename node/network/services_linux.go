@@ -104,7 +104,7 @@ func (n *Namespaced) gatewayOf(six bool) netip.Addr {
 }
 
 func linkLocal(h *netlink.Handle, l netlink.Link) (net.IP, error) {
-	addrs, err := h.AddrList(l, netlink.FAMILY_V6)
+	addrs, err := listed(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_V6) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
 	}
@@ -129,7 +129,9 @@ func (n *Namespaced) SetPeers(peers []Peer) (skipped map[netip.Prefix]error, err
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		have, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: n.routeProtocol()}, netlink.RT_FILTER_PROTOCOL)
+		have, err := listed(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Protocol: n.routeProtocol()}, netlink.RT_FILTER_PROTOCOL)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes to other nodes: %w", err)
 		}

@@ -256,7 +256,7 @@ func Restore(dir string, busy func() bool) error {
 
 // needed says whether a pod is left that has a link of its own.
 func needed() (bool, error) {
-	links, err := netlink.LinkList()
+	links, err := listed(netlink.LinkList)
 	if err != nil {
 		return false, fmt.Errorf("list links: %w", err)
 	}
