@@ -40,7 +40,7 @@ func (n *Namespaced) free(uid string, ports []HostPort, v4, v6 bool) error {
 			}
 			return fmt.Errorf("hostPort: %w; the pod waits until that one ends (ss -ln%sp sport = :%d), or give it another hostPort",
 				&PortInUseError{Address: fmt.Sprintf("%s:%d/%s", at, p.Host, p.Protocol), Err: err}, flag, p.Host)
-		case errors.Is(err, unix.EADDRNOTAVAIL): // an address that the machine may get yet
+		case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT): // the machine may get the address yet, or has no IPv6 at all
 		case err != nil:
 			return fmt.Errorf("hostPort %d/%s: %w", p.Host, p.Protocol, err)
 		}

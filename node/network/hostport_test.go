@@ -87,6 +87,41 @@ func TestTakenHostPort(t *testing.T) {
 	}
 }
 
+// TestRefusedSetUpKeepsWhatRuns: the record of a pod that runs was lost, and a
+// set-up that fails takes nothing from it.
+func TestRefusedSetUpKeepsWhatRuns(t *testing.T) {
+	if err := Usable(); err != nil {
+		t.Skipf("SKIPPED: no network namespaces here: %v", err)
+	}
+	n, err := NewNamespaced(fmt.Sprintf("dlk%d", os.Getpid()%100000), []netip.Addr{netip.MustParseAddr("127.0.0.1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Destroy(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := n.SetCIDRs([]string{"10.242.16.0/24"}); err != nil {
+		t.Fatal(err)
+	}
+	a, err := n.SetupNamespace(t.Context(), Pod{UID: "runs"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:32086")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if _, err := n.SetupNamespace(t.Context(), Pod{UID: "runs", Ports: []HostPort{{Host: 32086, Container: 80, Protocol: "TCP"}}}, nil); err == nil {
+		t.Error("a taken port was given")
+	}
+	if _, err := os.Stat(a.Namespace); err != nil {
+		t.Errorf("the namespace of the pod that runs: %v", err)
+	}
+}
+
 // TestDestroyRemovesRoutes: those to other nodes' pods, too.
 func TestDestroyRemovesRoutes(t *testing.T) {
 	if err := Usable(); err != nil {

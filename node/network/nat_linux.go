@@ -30,15 +30,19 @@ func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort, lin
 	if err := n.free(uid, ports, v4.IsValid(), v6.IsValid()); err != nil {
 		return err
 	}
+	var six error
 	if v6.IsValid() && len(ports) > 0 {
-		if err := n.rules6(uid, v6, ports); err != nil {
-			return fmt.Errorf("host ports of IPv6 need nftables (kernel modules nf_tables, nft_nat, nft_fib_ipv6): %w", err)
+		if six = n.rules6(uid, v6, ports); six != nil {
+			six = fmt.Errorf("host ports of IPv6 need nftables (kernel modules nf_tables, nft_nat, nft_fib_ipv6): %w", six)
 		}
 	}
 	if !v4.IsValid() {
-		return nil
+		return six
 	}
 	err := n.rules(uid, v4, ports, link)
+	if err == nil {
+		n.natError = six // a small board's kernel may have IPv4's modules alone, and serves that
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -50,8 +54,8 @@ func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort, lin
 	return fmt.Errorf("host ports need nftables (kernel modules nf_tables, nft_nat, nft_masq): %w", err)
 }
 
-// NATError says why containers do not reach what is outside the node; nil
-// when they do, or were not asked to.
+// NATError says why containers do not reach what is outside the node, or are
+// not reached by IPv6's host ports; nil when they do, or were not asked to.
 func (n *Namespaced) NATError() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

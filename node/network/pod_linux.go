@@ -52,13 +52,15 @@ func (n *Namespaced) SetupNamespace(ctx context.Context, pod Pod, previous *Allo
 	}
 	name := n.podNamespace(pod.UID)
 	a.Namespace = filepath.Join("/run/netns", name)
+	_, gone := os.Stat(a.Namespace)
 	if err = n.ensurePod(pod.UID, name, a.IPs); err != nil {
 		err = fmt.Errorf("set up pod namespace: %w", err)
 	} else {
 		err = n.publish(pod.UID, a.IPs, pod.Ports, n.podVeth(pod.UID))
 	}
-	if err != nil && previous == nil {
-		// Nobody is told of what was made, so nobody would take it down.
+	if err != nil && previous == nil && gone != nil {
+		// Nobody is told of what was made, so nobody would take it down. One that
+		// was there is a pod's that runs, whose record was lost.
 		err = errors.Join(err, n.teardownPod(pod.UID))
 		for _, r := range n.ranges {
 			r.release(pod.UID)
