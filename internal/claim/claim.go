@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,8 +55,25 @@ type Claim struct {
 	f  *os.File
 }
 
-// maxTries bounds how often a folder may vanish while a claim is taken.
-const maxTries = 1000
+// maxTries bounds how often a folder may vanish while a claim is taken, and
+// pause is between two tries: a folder that somebody is about to remove is
+// there for mkdir, and not for the file in it, until that process has run
+// again, which on a busy machine takes longer than any number of tries.
+const (
+	maxTries = 5000
+	pause    = time.Millisecond
+)
+
+// vanished says whether err comes of a folder that went while it was used,
+// and whether that is worth another try; then it has waited.
+func vanished(err error, try int) bool {
+	gone := errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist)
+	if !gone || try >= maxTries {
+		return false
+	}
+	time.Sleep(pause)
+	return true
+}
 
 // Take claims what the file at path stands for, at once or not at all. The
 // file is made, with its folder, and is there until Release; after a kill it
@@ -64,7 +82,7 @@ const maxTries = 1000
 func Take(path string, me Holder) (*Claim, error) {
 	for try := 0; ; try++ {
 		err := os.MkdirAll(filepath.Dir(path), 0o711)
-		if gone := errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist); gone && try < maxTries {
+		if vanished(err, try) {
 			continue // it was there, and the last one who used it removed it
 		}
 		if err != nil {
@@ -73,7 +91,7 @@ func Take(path string, me Holder) (*Claim, error) {
 		// Not inherited by children (O_CLOEXEC): guests outlive their agent and
 		// must not hold on for it.
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
-		if errors.Is(err, fs.ErrNotExist) && try < maxTries {
+		if vanished(err, try) {
 			continue // the same
 		}
 		if err != nil {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // TestMain lets the test be a process that holds a claim until it is killed.
@@ -149,9 +151,28 @@ func TestFolderThatCannotBe(t *testing.T) {
 	if err := os.Symlink("nowhere", dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Take(filepath.Join(dir, "lock"), Holder{}); err == nil {
-		t.Fatal("taken")
+	synctest.Test(t, func(t *testing.T) { // it is tried for seconds
+		if _, err := Take(filepath.Join(dir, "lock"), Holder{}); err == nil {
+			t.Fatal("taken")
+		}
+	})
+}
+
+// TestFolderThatTakesLongToGo: the folder is in the way for as long as the one
+// who removes it gets no processor.
+func TestFolderThatTakesLongToGo(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "going")
+	if err := os.Symlink("nowhere", dir); err != nil {
+		t.Fatal(err)
 	}
+	synctest.Test(t, func(t *testing.T) {
+		time.AfterFunc(2*time.Second, func() { _ = os.Remove(dir) })
+		c, err := Take(filepath.Join(dir, "lock"), Holder{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Release()
+	})
 }
 
 // TestRenew: a file that somebody removed is made again, and then holds off
