@@ -27,6 +27,9 @@ build: ## build bin/dunlin, bin/dunlin-wasm, bin/dunlin-proxy and bin/dunlin-ing
 bin/dunlin-testclock: build # a build for tests, whose clock a file moves
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS) -X github.com/dunlin-project/dunlin/internal/clock.moved=DUNLIN_TEST_CLOCK' -o $@ ./cmd/dunlin
 
+bin/dunlin-next: build # a build for tests, as the next release would be: its feature level is one higher
+	CGO_ENABLED=0 go build -trimpath -tags dunlin_next -ldflags '-s -w -X github.com/dunlin-project/dunlin/internal/version.Version=next' -o $@ ./cmd/dunlin
+
 examples: ## build the example modules from source into bin/examples
 	@$(MAKE) --no-print-directory -C examples
 
@@ -40,10 +43,13 @@ test: ## run the tests (installs what they need when it can)
 	else race=; echo "No C compiler here: the race detector is left out"; fi; \
 	set -x; go test $$race -shuffle=on -timeout 20m ./test/sim ./test/nodelink ./... # the longest first
 
-e2e: build bin/dunlin-testclock examples ## end-to-end tests on real processes (SHORT=1: fewer rounds)
+e2e: build bin/dunlin-testclock bin/dunlin-next examples ## end-to-end tests on real processes (SHORT=1: fewer rounds; TESTS=regexp: some of them; PARALLEL=n (3) side by side); logs of what failed in bin/e2e
 	@test/setup.sh
 	@test/modules.sh
-	test/e2e/run.sh $(if $(SHORT),-test.short)
+	CGO_ENABLED=0 go test -c -trimpath -tags e2e -o bin/e2e.test ./test/e2e
+	CGO_ENABLED=0 go build -trimpath -o bin/runner ./test/runner
+	cd test/e2e && DUNLIN_NEXT=$(CURDIR)/bin/dunlin-next ../../bin/runner -once $(if $(SHORT),-short) -parallel $(or $(PARALLEL),3) -tests '$(or $(TESTS),^Test)' -outside '^TestShop' \
+	  -logs ../../bin/e2e $(CURDIR)/bin/e2e.test
 
 e2e-long: build bin/dunlin-testclock examples ## the long forms: 100 times kill -9 with 20 pods, five idle minutes, every crash point; prints the figures
 	@test/setup.sh
@@ -54,12 +60,11 @@ soak: build examples ## rolling restarts under 200 kept connections: no request 
 	@test/setup.sh
 	DUNLIN_SOAK=$(or $(DURATION),30m) DUNLIN_SOAK_JOB=$(CURDIR)/bin/soak.job go test -count=1 -timeout 0 -v -tags e2e -run '^TestSoak$$' ./test/e2e
 
-stories: build bin/dunlin-testclock examples ## the failure stories on real processes: CYCLES=n (1) times each, or those that STORIES=regexp names, PARALLEL=n (2) cycles side by side; prints every cycle, then a table; what passed is kept in bin/stories.job, so a long job goes on where it was; logs in bin/stories
+stories: build bin/dunlin-testclock bin/dunlin-next examples ## the failure stories on real processes: CYCLES=n (1) times each, or those that STORIES=regexp names, PARALLEL=n (2) cycles side by side; prints every cycle, then a table; what passed is kept in bin/stories.job, so a long job goes on where it was; logs in bin/stories
 	@test/setup.sh
-	CGO_ENABLED=0 go build -trimpath -tags dunlin_next -ldflags '-s -w -X github.com/dunlin-project/dunlin/internal/version.Version=next' -o bin/dunlin-next ./cmd/dunlin
 	CGO_ENABLED=0 go test -c -trimpath -tags e2e -o bin/e2e.test ./test/e2e
-	CGO_ENABLED=0 go build -trimpath -o bin/stories-run ./test/stories
-	cd test/e2e && DUNLIN_NEXT=$(CURDIR)/bin/dunlin-next ../../bin/stories-run -cycles $(or $(CYCLES),1) -parallel $(or $(PARALLEL),2) -stories '$(or $(STORIES),^TestStory)' \
+	CGO_ENABLED=0 go build -trimpath -o bin/runner ./test/runner
+	cd test/e2e && DUNLIN_NEXT=$(CURDIR)/bin/dunlin-next ../../bin/runner -cycles $(or $(CYCLES),1) -parallel $(or $(PARALLEL),2) -tests '$(or $(STORIES),^TestStory)' \
 	  -job ../../bin/stories.job -logs ../../bin/stories $(addprefix $(CURDIR)/bin/,e2e.test dunlin dunlin-testclock dunlin-next dunlin-wasm dunlin-proxy)
 
 clients: build examples ## real kubectl (1.37 and Debian's 1.20), Helm 3 and 4, informers and a controller against a real server, gRPC through Service and Ingress

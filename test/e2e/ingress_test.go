@@ -232,7 +232,7 @@ func badIngresses(t *testing.T, f *fleet) {
 		"---\n" + webIngress("missing", "c.example", "nowhere", "") +
 		"---\n" + webIngress("nokey", "d.example", "nokey", "") +
 		"---\n" + strings.Replace(webIngress("wronghost", "e.example", "cert", ""), "name: hello", "name: ghost", 1) +
-		"---\n" + webIngress("late", "a.example", "", "") +
+		"---\n" + webIngress("younger", "a.example", "", "") + // its name is the later one, too, for those of one second
 		"---\napiVersion: v1\nkind: Secret\nmetadata: {name: nokey}\nstringData: {tls.crt: x}\n")
 	f.Eventually(30*time.Second, "events say what is wrong", func() error {
 		out := f.Run("events")

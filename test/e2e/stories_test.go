@@ -20,7 +20,7 @@ import (
 )
 
 // cycles of a failure story that are told: CYCLES of them, or one; CYCLE is
-// the one that this process tells, counted from 1 (test/stories).
+// the one that this process tells, counted from 1 (test/runner).
 func cycles(t *testing.T) (list []int) {
 	t.Helper()
 	read := func(name string) int {

@@ -3,11 +3,13 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,7 +22,7 @@ import (
 )
 
 // job is what is known of the cycles. Its file has lines of "build HASH",
-// "passed STORY CYCLE TIME", "failed STORY CYCLE" and "spent TIME", the wall
+// "passed TEST CYCLE TIME", "failed TEST CYCLE" and "spent TIME", the wall
 // time of the processes that told them. What another build passed does not
 // count, and what failed is told again.
 type job struct {
@@ -35,8 +37,13 @@ type job struct {
 	spent  time.Duration // by earlier processes
 }
 
+// openJob reads the file at path, and keeps in it what passes from now on;
+// without a path nothing is kept.
 func openJob(path string, binaries []string) (*job, error) {
 	j := &job{passed: map[cycle]time.Duration{}, failed: map[cycle]string{}, once: map[cycle]int{}, began: time.Now()}
+	if path == "" {
+		return j, nil
+	}
 	build, err := hash(binaries)
 	if err != nil {
 		return nil, err
@@ -48,7 +55,7 @@ func openJob(path string, binaries []string) (*job, error) {
 		return nil, fmt.Errorf("keep what passed: %w", err)
 	}
 	if err := unix.Flock(int(j.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: another process tells these stories: %w", path, err), j.file.Close())
+		return nil, errors.Join(fmt.Errorf("%s: another process runs these tests: %w", path, err), j.file.Close())
 	}
 	old, err := io.ReadAll(j.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -65,7 +72,7 @@ func openJob(path string, binaries []string) (*job, error) {
 		return nil, errors.Join(fmt.Errorf("keep what passed: %w", err), j.file.Close())
 	}
 	if n := len(j.passed); n > 0 {
-		_, _ = fmt.Fprintf(os.Stdout, "stories: this build passed %d cycles before, in %s\n", n, j.spent.Round(time.Second))
+		_, _ = fmt.Fprintf(os.Stdout, "runner: this build passed %d cycles before, in %s\n", n, j.spent.Round(time.Second))
 	}
 	return j, nil
 }
@@ -80,9 +87,9 @@ func (j *job) read(text, build string) bool {
 		var c cycle
 		var d string
 		line := lines.Text()
-		if n, _ := fmt.Sscanf(line, "passed %s %d %s", &c.story, &c.n, &d); n == 3 {
+		if n, _ := fmt.Sscanf(line, "passed %s %d %s", &c.test, &c.n, &d); n == 3 {
 			j.passed[c], _ = time.ParseDuration(d)
-		} else if n, _ := fmt.Sscanf(line, "failed %s %d", &c.story, &c.n); n == 2 {
+		} else if n, _ := fmt.Sscanf(line, "failed %s %d", &c.test, &c.n); n == 2 {
 			j.once[c]++
 		} else if n, _ := fmt.Sscanf(line, "spent %s", &d); n == 1 {
 			more, _ := time.ParseDuration(d)
@@ -122,25 +129,38 @@ func (j *job) ran(c cycle, verdict string, took time.Duration) {
 	what, line := "passed", fmt.Sprintf("passed %s %s", c, took)
 	if verdict == "" {
 		j.passed[c] = took
+		delete(j.failed, c) // it was run again
 	} else {
 		j.failed[c] = verdict
 		what, line = "FAILED ("+verdict+")", fmt.Sprintf("failed %s", c)
 	}
 	now := time.Since(j.began)
-	_, _ = fmt.Fprintf(os.Stdout, "stories: %s: %s in %.1f s (%d passed and %d failed after %s; load %s)\n", c, what, took.Seconds(), len(j.passed), len(j.failed),
+	defer func() { j.noted = now }()
+	_, _ = fmt.Fprintf(os.Stdout, "runner: %s: %s in %.1f s (%d passed and %d failed after %s; load %s)\n", c, what, took.Seconds(), len(j.passed), len(j.failed),
 		(j.spent + now).Round(time.Second), strings.Join(strings.Fields(string(load) + " ?")[:1], ""))
-	if _, err := fmt.Fprintf(j.file, "%s\nspent %s\n", line, now-j.noted); err != nil {
-		_, _ = fmt.Fprintf(os.Stdout, "stories: what passed is not kept: %v\n", err)
+	if j.file == nil {
+		return
 	}
-	j.noted = now
+	if _, err := fmt.Fprintf(j.file, "%s\nspent %s\n", line, now-j.noted); err != nil {
+		_, _ = fmt.Fprintf(os.Stdout, "runner: what passed is not kept: %v\n", err)
+	}
 }
 
-// table prints what came of every story, and returns how many cycles failed.
+// failures is what failed now, in order.
+func (j *job) failures() []cycle {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(j.failed), func(a, b cycle) int {
+		return cmp.Or(strings.Compare(a.test, b.test), a.n-b.n)
+	})
+}
+
+// table prints what came of every test, and returns how many cycles failed.
 func (j *job) table(names []string, cycles int) (bad int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, "story\tcycles passed\tfailed\tfailed before\tmedian\tlongest")
+	_, _ = fmt.Fprintln(w, "test\tcycles passed\tfailed\tfailed before\tmedian\tlongest")
 	for _, name := range names {
 		var took []time.Duration
 		failed, before := 0, 0
@@ -166,4 +186,8 @@ func (j *job) table(names []string, cycles int) (bad int) {
 	return bad
 }
 
-func (j *job) close() { _ = j.file.Close() }
+func (j *job) close() {
+	if j.file != nil {
+		_ = j.file.Close()
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -37,6 +38,9 @@ func TestJobGoesOn(t *testing.T) {
 	}
 	if _, err := j.file.WriteString("passed TestStory02 2 1"); err != nil {
 		t.Fatal(err)
+	}
+	if got := j.failures(); !slices.Equal(got, []cycle{{"TestStory01", 2}}) {
+		t.Errorf("failed: %v", got)
 	}
 	j.close()
 
@@ -73,8 +77,51 @@ func TestVerdict(t *testing.T) {
 		"--- PASS: TestStory01More (3.1s)\nPASS\n":                                    "it was not told",
 		"testing: warning: no tests to run\nPASS\n":                                   "it was not told",
 	} {
-		if got := judge("TestStory01", text); got != want {
+		if got := judge("TestStory01", text, false); got != want {
 			t.Errorf("%q: %q, not %q", text, got, want)
+		}
+	}
+}
+
+// In a run that is not a long job, what was left out is no failure.
+func TestSkipsOfAShortRun(t *testing.T) {
+	for text, want := range map[string]string{
+		"--- SKIP: TestStory01 (0.0s)\nPASS\n":      "",
+		"testing: warning: no tests to run\nPASS\n": "it was not told",
+	} {
+		if got := judge("TestStory01", text, true); got != want {
+			t.Errorf("%q: %q, not %q", text, got, want)
+		}
+	}
+}
+
+// TestRunAgainAlone: a test that fails, and passes when run again, is no
+// failure of a short run; one that fails twice is, and so are more than two.
+func TestRunAgainAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		tests string
+		bad   bool
+	}{
+		"once":  {"TestOnce TestOther", false},
+		"twice": {"TestTwice TestOther", true},
+		"many":  {"TestOnce1 TestOnce2 TestOnce3", true},
+	} {
+		dir := t.TempDir()
+		bin := filepath.Join(dir, "tests")
+		script := "#!/bin/bash\n[ $1 = -test.list ] && { printf '%s\\n' " + c.tests + `; exit; }
+n=${5#^}; n=${n%$}; echo run >>"$MARKS/$n"
+case $n in TestTwice|TestOnce*)
+  [ "$n" = TestTwice ] || [ "$(wc -l <"$MARKS/$n")" = 1 ] && { echo "--- FAIL: $n (0.0s)"; exit 1; };;
+esac
+echo "--- PASS: $n (0.0s)"
+`
+		if err := os.WriteFile(bin, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("MARKS", dir)
+		o := &options{cycles: 1, parallel: 1, tests: "^Test", outside: "^Test", once: true, logs: filepath.Join(dir, "logs"), timeout: time.Minute, binaries: []string{bin}}
+		if err := run(t.Context(), o); (err != nil) != c.bad {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
