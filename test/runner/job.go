@@ -160,7 +160,9 @@ func (j *job) table(names []string, cycles int) (bad int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, "test\tcycles passed\tfailed\tfailed before\tmedian\tlongest")
+	if len(names) > 0 {
+		_, _ = fmt.Fprintln(w, "test\tcycles passed\tfailed\tfailed before\tmedian\tlongest")
+	}
 	for _, name := range names {
 		var took []time.Duration
 		failed, before := 0, 0

@@ -100,7 +100,14 @@ func run(ctx context.Context, o *options) error {
 			}
 		}
 	}
-	bad := j.table(names, o.cycles)
+	told := names
+	if o.once { // each was printed with its time
+		told = nil
+		for _, c := range slices.Concat(flaky, j.failures()) {
+			told = append(told, c.test)
+		}
+	}
+	bad := j.table(told, o.cycles)
 	for _, c := range flaky {
 		fmt.Printf("FLAKY: %s failed, and passed when run again: a fault to be found, in the product or in its test\n", c)
 	}
