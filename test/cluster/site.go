@@ -87,31 +87,6 @@ func (s *Site) NewMachine() *Machine {
 	return m
 }
 
-// NewMachineBehindNAT adds a machine behind a router that hides it: it can
-// reach the site, and nothing there can reach it.
-func (s *Site) NewMachineBehindNAT() *Machine {
-	s.t.Helper()
-	router := s.NewMachine()
-	s.n++
-	m := &Machine{s: s, ns: fmt.Sprintf("%sm%d", s.bridge, s.n), veth: fmt.Sprintf("%sv%d", s.bridge, s.n), IP: "192.168.77.2"}
-	s.ip("netns", "add", m.ns)
-	s.t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", m.ns).Run() })
-	s.ip("-n", router.ns, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", m.ns)
-	s.ip("-n", router.ns, "addr", "add", "192.168.77.1/24", "dev", "lan")
-	s.ip("-n", router.ns, "link", "set", "lan", "up")
-	s.ip("-n", m.ns, "addr", "add", m.IP+"/24", "dev", "eth0")
-	s.ip("-n", m.ns, "link", "set", "eth0", "up")
-	s.ip("-n", m.ns, "link", "set", "lo", "up")
-	s.ip("-n", m.ns, "route", "add", "default", "via", "192.168.77.1")
-	m.nft(router.enter("sysctl", "-qw", "net.ipv4.ip_forward=1"), "")
-	m.nft(router.enter("nft", "-f", "-"), `table ip dunlinnat {
-	chain post { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
-	chain forward { type filter hook forward priority 0; iifname "eth0" ct state new drop; }
-}
-`)
-	return m
-}
-
 // Address takes the machine to another address of the site's network, as DHCP
 // does: the old one is gone at once. The way elsewhere leads by this host.
 func (m *Machine) Address(last int) {
