@@ -260,13 +260,14 @@ func (w *worker) noteAllocation(a action, al *network.Allocation) error {
 func (w *worker) stop(ctx context.Context, a action, s *podState) error {
 	c := &s.ctrs[a.ctr]
 	began := time.Now()
-	if a.preStop && a.grace > 0 && c.spec.Lifecycle != nil && c.spec.Lifecycle.PreStop != nil {
+	if a.hooks(c.spec) {
 		hctx, cancel := context.WithTimeout(ctx, a.grace)
 		err := w.hook(hctx, c.spec.Lifecycle.PreStop, a.id, s, c)
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			w.a.reports.event(w.a.podEvent(s.pod, c.note(true, "FailedPreStopHook", "preStop: "+err.Error())))
 		}
+		w.send(result{kind: actAsked, ctr: a.ctr, id: a.id})
 	}
 	left := a.grace - time.Since(began)
 	if a.grace > 0 {

@@ -328,11 +328,12 @@ func TestTermination(t *testing.T) {
 		b.want("uid-a", "Running+Ready")
 		b.link.put("Pod", deleted(pod, 30))
 		b.after(time.Second)
-		b.want("uid-a", "Running") // not ready before the hook ends
+		b.want("uid-a", "Running+Ready") // it serves until the hook ends
 		if len(b.rt.stops) != 0 {
 			t.Fatal("stopped before preStop ended")
 		}
 		b.after(7 * time.Second)
+		b.want("uid-a", "Running") // and listens no more
 		if g := b.rt.stops[workload.ID{PodUID: "uid-a", Container: "main"}]; g != 23*time.Second {
 			t.Fatalf("grace after the hook: %v", g)
 		}

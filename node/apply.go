@@ -82,6 +82,8 @@ func (s podState) apply(r result, now moment) (podState, []note) {
 		if r.err != nil {
 			return s, []note{c.note(true, "FailedKillPod", "error killing container: "+r.err.Error())}
 		}
+	case actAsked:
+		c.asked = c.asked || s.closes && c.live() && r.id.Attempt == c.rec.Attempt
 	case actRemove:
 		c.op = opNone
 		c.remove = r.err != nil

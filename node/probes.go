@@ -47,10 +47,10 @@ func seconds(n, def int32) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// dueProbe finds the next probe to run: the startup probe alone until it
-// passed, then the other two.
-func (c *ctrState) dueProbe(now moment, wake *waker) (probeKind, bool) {
-	for k := probeStartup; k <= probeReadiness; k++ {
+// dueProbe finds the next probe to run, of first and those behind it: the
+// startup probe alone until it passed, then the other two.
+func (c *ctrState) dueProbe(first probeKind, now moment, wake *waker) (probeKind, bool) {
+	for k := first; k <= probeReadiness; k++ {
 		p, spec := &c.probes[k], c.probeSpec(k)
 		if spec == nil || p.busy || (k == probeStartup) == c.started {
 			continue
@@ -71,7 +71,7 @@ func (s *podState) probed(i int, k probeKind, ok bool, message string, now momen
 	c := &s.ctrs[i]
 	p, spec := &c.probes[k], c.probeSpec(k)
 	p.busy = false
-	if spec == nil || !c.running() || c.kill != nil || (k == probeStartup) == c.started {
+	if spec == nil || !c.running() || c.kill != nil || (k == probeStartup) == c.started || s.over() && k != probeReadiness {
 		return nil
 	}
 	period := seconds(spec.PeriodSeconds, 10)
@@ -141,15 +141,15 @@ func (s *podState) passed(c *ctrState, k probeKind) {
 // holds says whether the status must wait: an adopted container's readiness
 // is not known before its first verdict, and must not flap meanwhile.
 func (s *podState) holds(now moment) bool {
-	if s.over() {
+	if !s.serves() {
 		return false
 	}
 	for i := range s.ctrs {
 		c := &s.ctrs[i]
-		if c.live() && c.seen == notRead {
+		if c.live() && c.seen == notRead && !s.over() {
 			return true
 		}
-		if !c.adopted || !c.running() || c.kill != nil {
+		if !c.adopted || !c.running() || c.ending() || !c.started && s.over() {
 			continue
 		}
 		k := probeReadiness

@@ -113,6 +113,7 @@ type ctrState struct {
 
 	kill      *killing // a stop that is not the pod's own
 	killed    bool     // Kill was sent
+	asked     bool     // to end, of a runtime that then listens no more (podState.closes)
 	stopTry   time.Time
 	inflight  int8 // stops and kills under way
 	restartAt time.Time
@@ -162,6 +163,9 @@ type podState struct {
 	// that is more than Pending once.
 	ran   bool
 	drain draining
+	// closes: its runtime takes no new connections for a container once that
+	// is asked to end.
+	closes bool
 }
 
 func (s podState) clone() podState {
@@ -252,6 +256,9 @@ func (s *podState) setPod(pod *corev1.Pod) {
 	}
 }
 
+// ending: it is on its way out in a way that leaves nobody to connect to.
+func (c *ctrState) ending() bool { return c.kill != nil || c.killed || c.asked }
+
 // next prepares the attempt after an ended one.
 func (c *ctrState) next() {
 	*c = ctrState{
@@ -289,6 +296,14 @@ func (s *podState) restarts(c *ctrState) bool {
 // over: nothing of the pod shall run any more, for whatever reason.
 func (s *podState) over() bool {
 	return s.rec.Stopping != 0 || s.rec.Verdict != nil || s.rec.Finished
+}
+
+// serves: clients may still be sent to it. A pod that is being deleted goes on
+// being as ready as its probes say: who reads that sees the mark of the
+// deletion, too, and prefers others (KEP-1669). One that ends for another
+// reason has no such mark.
+func (s *podState) serves() bool {
+	return !s.over() || s.pod.DeletionTimestamp != nil && s.rec.Verdict == nil && !s.rec.Finished
 }
 
 // deleted: the pod shall leave the node.

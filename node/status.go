@@ -180,7 +180,7 @@ func (s *podState) containerReady(c *ctrState) bool {
 	if c.init && !c.sidecar() {
 		return c.rec.Exit != nil && c.rec.Exit.Code == 0 || s.rec.Initialized && c.rec.Exit != nil
 	}
-	return c.running() && c.started && c.ready && c.kill == nil && !s.over()
+	return c.running() && c.started && c.ready && !c.ending() && s.serves()
 }
 
 func seconds3339(t time.Time) metav1.Time { return metav1.NewTime(t.UTC().Truncate(time.Second)) }

@@ -26,9 +26,10 @@ const (
 	actUnmount                    // take the volumes down
 	actTeardown                   // return the addresses
 	actFinish                     // report Gone, forget
+	actAsked                      // no step's: actStop is past its hook
 )
 
-var actionNames = [...]string{"none", "mount", "network", "prepare", "start", "stop", "kill", "remove", "probe", "unmount", "teardown", "finish"}
+var actionNames = [...]string{"none", "mount", "network", "prepare", "start", "stop", "kill", "remove", "probe", "unmount", "teardown", "finish", "asked"}
 
 // String names the action.
 func (k actionKind) String() string { return actionNames[k] }
@@ -121,7 +122,7 @@ func (s *podState) nowRunning(c *ctrState, now moment) {
 		c.since = now.mono.Add(-max(0, now.wall.Sub(c.run.StartedAt)))
 	}
 	c.start.succeeded()
-	c.started = c.spec.StartupProbe == nil
+	c.started = c.spec.StartupProbe == nil || c.adopted && s.over() // that probe is not run any more
 	c.ready = c.started && c.spec.ReadinessProbe == nil
 	c.everReady = false
 	c.probes = [3]probeState{}
@@ -229,7 +230,7 @@ func (c *ctrState) end(e *store.Exit, now moment, itsFault bool) {
 	} else {
 		c.restartAt = now.mono
 	}
-	c.ready, c.started, c.kill, c.killed, c.remove = false, false, nil, false, true
+	c.ready, c.started, c.kill, c.killed, c.asked, c.remove = false, false, nil, false, false, true
 	c.probes = [3]probeState{}
 }
 
@@ -318,7 +319,7 @@ func (s *podState) tend(now moment, wake *waker) (action, bool) {
 			return s.stopAction(i, c.kill.grace), true
 		}
 		if c.op == opNone {
-			if kind, ok := c.dueProbe(now, wake); ok {
+			if kind, ok := c.dueProbe(probeStartup, now, wake); ok {
 				c.probes[kind].busy = true
 				return action{kind: actProbe, ctr: i, id: s.id(i), probe: kind}, true
 			}

@@ -224,7 +224,7 @@ func TestStepProperties(t *testing.T) {
 				p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second"})
 			}
 			if rapid.Bool().Draw(rt, "probe") {
-				p.Spec.Containers[0].LivenessProbe = tcpProbe(5, 1)
+				p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = tcpProbe(5, 1), tcpProbe(3, 1)
 			}
 		})
 		w := &world{rt: rt, m: &sim{s: newPodState(pod, nil, "boot", at(0))}, states: map[workload.ID]*workload.State{}, fails: true}

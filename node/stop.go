@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
 
@@ -45,9 +47,31 @@ func (s podState) stopStep(now moment) (podState, action) {
 		}
 	}
 	if waiting {
+		if a, ok := s.probeStopping(now, wake); ok {
+			return s, a
+		}
 		return s, action{wake: wake.t}
 	}
 	return s.releaseStep(now)
+}
+
+// probeStopping goes on with the readiness probes of what still serves, as the
+// kubelet does: a pod that is the only one serves to its end.
+func (s *podState) probeStopping(now moment, wake *waker) (action, bool) {
+	if !s.serves() {
+		return action{}, false
+	}
+	for i := range s.ctrs {
+		c := &s.ctrs[i]
+		if !c.running() || !c.started || c.ending() {
+			continue
+		}
+		if kind, ok := c.dueProbe(probeReadiness, now, wake); ok {
+			c.probes[kind].busy = true
+			return action{kind: actProbe, ctr: i, id: s.id(i), probe: kind}, true
+		}
+	}
+	return action{}, false
 }
 
 func (s *podState) stopOne(i int, deadline time.Time, now moment, wake *waker) (action, bool) {
@@ -79,7 +103,15 @@ func (s *podState) stopAction(i int, grace time.Duration) action {
 	c := &s.ctrs[i]
 	c.op = opStop
 	c.inflight++
-	return action{kind: actStop, ctr: i, id: s.id(i), grace: grace, preStop: c.stopTry.IsZero()}
+	a := action{kind: actStop, ctr: i, id: s.id(i), grace: grace, preStop: c.stopTry.IsZero()}
+	c.asked = c.asked || s.closes && !a.hooks(c.spec)
+	return a
+}
+
+// hooks says whether a stop begins with a preStop hook, until whose end
+// nothing is asked to end.
+func (a action) hooks(c *corev1.Container) bool {
+	return a.preStop && a.grace > 0 && c.Lifecycle != nil && c.Lifecycle.PreStop != nil
 }
 
 func (s *podState) killAction(i int) action {

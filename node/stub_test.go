@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,7 @@ type stubRuntime struct {
 	killed []workload.ID
 	exits  chan workload.ID
 	pid    int
+	name   string // another one than Wasm's
 
 	usage     map[string]workload.Stats // by pod uid
 	onUsage   func() workload.Stats
@@ -53,7 +55,7 @@ func newStubRuntime() *stubRuntime {
 	}
 }
 
-func (r *stubRuntime) Name() string { return wasmHandler }
+func (r *stubRuntime) Name() string { return cmp.Or(r.name, wasmHandler) }
 
 func (r *stubRuntime) Prepare(ctx context.Context, req workload.ImageRequest, progress workload.Progress) (workload.ImageState, error) {
 	if r.compiles {

@@ -104,6 +104,7 @@ func (a *Agent) newWorker(pod *corev1.Pod, rec *store.Pod) *worker {
 	w.box.news = make(chan struct{}, 1)
 	w.state = newPodState(pod, rec, a.c.MachineBoot, a.now())
 	w.rt = a.runtimeOf(pod)
+	w.state.closes = w.rt != nil && w.rt.Name() == wasmHandler
 	return w
 }
 

@@ -73,6 +73,12 @@ type NodeInfo struct {
 	Addresses []string `cbor:"1,keyasint,omitempty"` // InternalIPs
 	PodCIDRs  []string `cbor:"2,keyasint,omitempty"`
 	Zone      string   `cbor:"3,keyasint,omitempty"`
+	// Silent: it does not renew its lease. Whatever its pods' endpoints say is
+	// of before, so other nodes use them when there is nothing else. It stands
+	// here and not with each endpoint, so that a site that goes or comes back is
+	// one small item for each node. A node that does not know the field loses
+	// the preference alone.
+	Silent bool `cbor:"4,keyasint,omitempty"`
 }
 
 // Traffic says which endpoints a Service uses.

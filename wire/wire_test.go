@@ -107,6 +107,7 @@ func TestGoldenItems(t *testing.T) {
 	for name, v := range map[string]any{
 		"network": &ClusterNetwork{ServiceCIDRs: []string{"10.43.0.0/16"}, DNS: []string{"10.43.0.10"}, Domain: "cluster.local"},
 		"node":    &NodeInfo{Addresses: []string{"10.0.0.1"}, PodCIDRs: []string{"10.42.0.0/24"}, Zone: "z"},
+		"silent":  &NodeInfo{Zone: "z", Silent: true},
 		"service": &Service{ClusterIPs: []string{"10.43.0.1"}, Ports: []ServicePort{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30000}}, ExternalName: "e", AffinitySeconds: 1,
 			InternalLocal: true, ExternalLocal: true, Traffic: TrafficSameNode, ExternalIPs: []string{"10.0.0.1"}, HealthPort: 30001, NotReady: true},
 		"h2c":           &Service{Ports: []ServicePort{{Protocol: "TCP", Port: 80, H2C: true}}},

@@ -373,6 +373,13 @@ func nodeItem(n *corev1.Node, rec *state.Record) *wire.NodeInfo {
 			out.Addresses = append(out.Addresses, a.Address)
 		}
 	}
+	for i := range n.Status.Conditions {
+		// Node lifecycle makes it Unknown while the lease is expired, also where
+		// the zone is frozen and the pods stay as they were.
+		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
+			out.Silent = c.Status == corev1.ConditionUnknown
+		}
+	}
 	return out
 }
 

@@ -35,6 +35,7 @@ type candidate struct {
 	failed bool    // could not be reached a moment ago
 	tried  bool    // could not be reached by this very connection
 	loop   bool    // leads back to the Service
+	silent bool    // its node is not heard of
 }
 
 // Classes of candidates: a better one is always preferred, whatever the load.
@@ -43,6 +44,8 @@ const (
 	classReadyFailed
 	classServing // terminates and still serves (KEP-1669)
 	classServingFailed
+	classSilent // one of these, as its silent node said last
+	classSilentFailed
 	classUnusable
 )
 
@@ -58,19 +61,29 @@ func (c *candidate) class(local bool) int {
 	default:
 		return class
 	}
+	if c.silent {
+		class = classSilent
+	}
 	if c.failed {
 		class++
 	}
 	return class
 }
 
+// preferred says whether it is of the class that new connections go to.
+func (c *candidate) preferred(local bool, best int) bool {
+	class := c.class(local)
+	return class != classUnusable && class == best
+}
+
 // choose picks the endpoint of a new connection among n, of which look says
 // what there is to know; -1 is none. Pure.
 //
 // Those that are ready and do not terminate come first; without any, those
-// that still serve while they terminate. Among them the least loaded by
-// weight, near ones first; equals take turns by weight. One pass and no
-// memory: there may be thousands.
+// that still serve while they terminate; and last those on nodes that are not
+// heard of, which may only be out of the servers' sight. Among them the least
+// loaded by weight, near ones first; equals take turns by weight. One pass and
+// no memory: there may be thousands.
 func choose(n int, look func(i int) candidate, traffic wire.Traffic, local bool) int {
 	var best candidate
 	at, class := -1, classUnusable

@@ -55,7 +55,7 @@ func TestChooseProperties(t *testing.T) {
 			list[i] = candidate{
 				tier: tier(rapid.IntRange(0, 2).Draw(t, "tier")), weight: float64(rapid.IntRange(1, 5).Draw(t, "weight")),
 				state: uint8(rapid.IntRange(0, 7).Draw(t, "state")), active: rapid.IntRange(0, 5).Draw(t, "active"),
-				failed: rapid.Bool().Draw(t, "failed"), tried: rapid.Bool().Draw(t, "tried"),
+				failed: rapid.Bool().Draw(t, "failed"), tried: rapid.Bool().Draw(t, "tried"), silent: rapid.Bool().Draw(t, "silent"),
 			}
 		}
 		local := rapid.Bool().Draw(t, "local")
@@ -63,16 +63,20 @@ func TestChooseProperties(t *testing.T) {
 			switch {
 			case c.tried || (local && c.tier != sameNode):
 				return 9
-			case c.state&wire.EndpointReady != 0 && !c.failed:
-				return 0
-			case c.state&wire.EndpointReady != 0:
-				return 1
-			case c.state&wire.EndpointServing != 0 && c.state&wire.EndpointTerminating != 0 && !c.failed:
-				return 2
-			case c.state&wire.EndpointServing != 0 && c.state&wire.EndpointTerminating != 0:
-				return 3
+			case c.state&wire.EndpointReady == 0 && (c.state&wire.EndpointServing == 0 || c.state&wire.EndpointTerminating == 0):
+				return 9
 			}
-			return 9
+			class := 0
+			switch {
+			case c.silent:
+				class = 4
+			case c.state&wire.EndpointReady == 0:
+				class = 2
+			}
+			if c.failed {
+				class++
+			}
+			return class
 		}
 		best := 9
 		for _, c := range list {

@@ -41,7 +41,7 @@ func (p *Pool) Retain(keys map[string]bool) (changed []string) {
 	}
 	for name := range p.Tables.Nodes {
 		if !keys[wire.ItemNodeInfo+name] {
-			delete(p.Tables.Nodes, name)
+			p.Tables.removeNode(name)
 		}
 	}
 	return changed
@@ -98,7 +98,8 @@ func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) [
 				b = &Backend{Addr: a, conns: map[*Flow]struct{}{}}
 				p.backends[a] = b
 			}
-			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(max(ep.Weight, 1)), state: ep.State, outside: ep.Pod == ""})
+			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(max(ep.Weight, 1)), state: ep.State,
+				outside: ep.Pod == "", silent: ep.Node != node && p.Tables.silent[ep.Node]})
 		}
 	}
 	slices.SortFunc(out, func(a, b choice) int { return a.b.Addr.Compare(b.b.Addr) })
@@ -158,15 +159,19 @@ func tierOf(ep *wire.Endpoint, node, zone string) tier {
 	return elsewhere
 }
 
-// Sweep finds the backends that drain, and forgets those that nobody uses.
+// Sweep finds the backends that drain and those that are passed over, and
+// forgets those that nobody uses.
 func (p *Pool) Sweep() (draining bool) {
-	live, ready := map[*Backend]bool{}, map[*Backend]bool{}
+	live, ready, wanted := map[*Backend]bool{}, map[*Backend]bool{}, map[*Backend]bool{}
 	for _, t := range p.Targets {
 		t.mu.Lock()
-		for _, c := range t.choices {
+		chosen := t.wanted()
+		for i := range t.choices {
+			c := &t.choices[i]
 			if c.loop {
 				continue
 			}
+			wanted[c.b] = wanted[c.b] || chosen(c)
 			live[c.b] = live[c.b] || c.state&wire.EndpointTerminating == 0
 			ready[c.b] = ready[c.b] || c.state&wire.EndpointReady != 0
 		}
@@ -176,7 +181,7 @@ func (p *Pool) Sweep() (draining bool) {
 		stays, named := live[b]
 		b.mu.Lock()
 		draining = draining || (!b.draining && !stays)
-		b.draining, b.ready = !stays, ready[b]
+		b.draining, b.ready, b.passed = !stays, ready[b], !wanted[b]
 		unused := len(b.conns) == 0
 		b.mu.Unlock()
 		if !named && unused {

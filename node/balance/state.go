@@ -2,6 +2,7 @@ package balance
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,7 +22,8 @@ type Backend struct {
 
 	mu       sync.Mutex
 	conns    map[*Flow]struct{}
-	draining bool // no Service sends new connections
+	draining bool // it ends: new connections go there only when there is nothing else
+	passed   bool // no Service sends new connections: others are better
 	ready    bool // some Service does, since it is ready
 }
 
@@ -44,11 +46,12 @@ func (b *Backend) Remove(f *Flow) {
 	b.mu.Unlock()
 }
 
-// Draining says whether no Service sends new connections there.
-func (b *Backend) Draining() bool {
+// Passed says whether no Service sends new connections there, for whatever
+// reason.
+func (b *Backend) Passed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.draining
+	return b.passed
 }
 
 // Flow is one connection of a client to a backend.
@@ -106,6 +109,7 @@ type choice struct {
 	pass   float64 // see candidate
 	// outside: no pod's, but what somebody wrote down; loop: it leads back here.
 	outside, loop bool
+	silent        bool // on a node that does not renew its lease, and not this one
 }
 
 // Target is one port of a Service: what a listener leads to.
@@ -129,10 +133,14 @@ const maxSticky = 16384
 func (t *Target) set(svc *wire.Service, choices []choice) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// A newcomer starts where the others are, or it would get all until then.
+	// A newcomer starts where the others are, or it would get all until then; so
+	// does one that was passed over.
 	old, least, known := make(map[*Backend]float64, len(t.choices)), 0.0, false
-	for _, c := range t.choices {
-		old[c.b] = c.pass
+	wanted := t.wanted()
+	for i := range t.choices {
+		if c := &t.choices[i]; wanted(c) {
+			old[c.b] = c.pass
+		}
 	}
 	for i := range choices {
 		if p, ok := old[choices[i].b]; ok && (!known || p < least) {
@@ -162,8 +170,32 @@ func (t *Target) local(external bool) bool {
 
 // candidate is what choose has to know of a choice.
 func (c *choice) candidate(now int64, tried map[*Backend]bool) candidate {
+	// now 0 asks for what it is good for, whatever failed a moment ago.
 	return candidate{tier: c.tier, weight: c.weight, state: c.state, active: int(c.b.Active.Load()),
-		pass: c.pass, loop: c.loop, failed: c.b.failed.Load() > now, tried: len(tried) > 0 && tried[c.b]}
+		pass: c.pass, loop: c.loop, silent: c.silent, failed: now > 0 && c.b.failed.Load() > now, tried: len(tried) > 0 && tried[c.b]}
+}
+
+// best is the class of the endpoints that new connections go to; t.mu is held.
+func (t *Target) best(local bool) int {
+	class := classUnusable
+	for i := range t.choices {
+		c := t.choices[i].candidate(0, nil)
+		class = min(class, c.class(local))
+	}
+	return class
+}
+
+// wanted tells to which choices new connections go, be they from inside or
+// outside; t.mu is held.
+func (t *Target) wanted() func(*choice) bool {
+	if t.svc == nil {
+		return func(*choice) bool { return false }
+	}
+	internal, external := t.best(t.svc.InternalLocal), t.best(t.svc.ExternalLocal)
+	return func(c *choice) bool {
+		k := c.candidate(0, nil)
+		return k.preferred(t.svc.InternalLocal, internal) || k.preferred(t.svc.ExternalLocal, external)
+	}
 }
 
 // Reachable says whether there is anything to connect to; where there is not,
@@ -171,13 +203,7 @@ func (c *choice) candidate(now int64, tried map[*Backend]bool) candidate {
 func (t *Target) Reachable(external bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	local := t.local(external)
-	for i := range t.choices {
-		if c := t.choices[i].candidate(0, nil); c.class(local) != classUnusable {
-			return true
-		}
-	}
-	return false
+	return t.best(t.local(external)) != classUnusable
 }
 
 // Pick chooses the backend of a client's new connection; nil is none.
@@ -234,10 +260,13 @@ type Tables struct {
 	Slices   map[string]map[string]*wire.Slice // by namespace/name of the Service, then of the slice
 	Nodes    map[string][]netip.Addr           // their addresses, by name
 	owner    map[string]string                 // slice: namespace/name of its Service
+	silent   map[string]bool                   // nodes that do not renew their leases
+	turned   map[string]bool                   // nodes of which that changed; see Turned
 }
 
 func newTables() *Tables {
-	return &Tables{Services: map[string]*wire.Service{}, Slices: map[string]map[string]*wire.Slice{}, Nodes: map[string][]netip.Addr{}, owner: map[string]string{}}
+	return &Tables{Services: map[string]*wire.Service{}, Slices: map[string]map[string]*wire.Slice{}, Nodes: map[string][]netip.Addr{}, owner: map[string]string{},
+		silent: map[string]bool{}, turned: map[string]bool{}}
 }
 
 // Put takes an item and names the Service that it is about; "" is none.
@@ -283,7 +312,9 @@ func (t *Tables) Put(key string, data []byte) (service string, err error) {
 				list = append(list, a.Unmap())
 			}
 		}
-		t.Nodes[key[len(wire.ItemNodeInfo):]] = list
+		name := key[len(wire.ItemNodeInfo):]
+		t.Nodes[name] = list
+		t.setSilent(name, n.Silent)
 	}
 	return "", nil // what is left is what newer servers send
 }
@@ -298,9 +329,43 @@ func (t *Tables) Remove(key string) (service string) {
 		return t.removeSlice(slice)
 	}
 	if name, ok := strings.CutPrefix(key, wire.ItemNodeInfo); ok {
-		delete(t.Nodes, name)
+		t.removeNode(name)
 	}
 	return ""
+}
+
+func (t *Tables) removeNode(name string) {
+	delete(t.Nodes, name)
+	t.setSilent(name, false)
+}
+
+func (t *Tables) setSilent(node string, silent bool) {
+	if t.silent[node] == silent {
+		return
+	}
+	t.turned[node] = true
+	if silent {
+		t.silent[node] = true
+	} else {
+		delete(t.silent, node)
+	}
+}
+
+// Turned names the Services with endpoints on nodes that fell silent, or are
+// heard of again, since it was asked last.
+func (t *Tables) Turned() (services []string) {
+	if len(t.turned) == 0 {
+		return nil
+	}
+	for name, list := range t.Slices {
+		if slices.ContainsFunc(slices.Collect(maps.Values(list)), func(sl *wire.Slice) bool {
+			return slices.ContainsFunc(sl.Endpoints, func(e wire.Endpoint) bool { return t.turned[e.Node] })
+		}) {
+			services = append(services, name)
+		}
+	}
+	clear(t.turned)
+	return services
 }
 
 func (t *Tables) removeSlice(slice string) string {

@@ -23,7 +23,7 @@ type feed struct {
 	stop    chan struct{}
 	once    sync.Once
 
-	raw    map[string][]byte // Ingresses, Services and slices; the data is the table's
+	raw    map[string][]byte // Ingresses, Services, slices and silent nodes; the data is the table's
 	owner  map[string]string // slice: its Service
 	sent   map[string][]byte
 	dirty  map[string]bool // keys that are to be sent
@@ -100,6 +100,12 @@ func (f *feed) read() {
 				}
 				ns, _, _ := strings.Cut(it.Key[len(wire.ItemSlice):], "/")
 				f.owner[it.Key] = wire.ItemService + ns + "/" + s.Service
+			case strings.HasPrefix(it.Key, wire.ItemNodeInfo):
+				var n wire.NodeInfo
+				if wire.DecodeItem(it.Data, &n) != nil || !n.Silent {
+					delete(f.raw, it.Key) // the process goes by silent ones alone
+					continue
+				}
 			case !strings.HasPrefix(it.Key, wire.ItemService) && !strings.HasPrefix(it.Key, wire.ItemIngress):
 				continue
 			}
@@ -150,6 +156,11 @@ func (f *feed) wanted() map[string][]byte {
 	for k, service := range f.owner {
 		if used[service] {
 			out[k] = f.raw[k]
+		}
+	}
+	for k, data := range f.raw {
+		if len(used) > 0 && strings.HasPrefix(k, wire.ItemNodeInfo) {
+			out[k] = data
 		}
 	}
 	return out

@@ -165,6 +165,9 @@ func (e *engine) Apply(items []wire.ServiceItem, gone []string, last bool) {
 		return
 	}
 	e.fed = true
+	for _, name := range e.pool.Tables.Turned() {
+		e.changed[name] = true
+	}
 	for name := range e.changed {
 		e.pool.Rebuild(name, e.cfg.Node, e.cfg.Zone)
 	}

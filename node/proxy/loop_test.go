@@ -18,8 +18,8 @@ func TestALoopIsNotServed(t *testing.T) {
 		w.service("TCP", func(s *wire.Service) { s.Ports[0].NodePort = port.Port() }, eps...)
 		w.put(wire.ItemNodeInfo+"n", &wire.NodeInfo{Addresses: []string{"127.0.0.1"}})
 	}
-	loop := endpoint{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port.Port()), readyState}
-	service(loop, endpoint{backendServer(t, "a"), readyState})
+	loop := endpoint{addr: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port.Port()), state: readyState}
+	service(loop, endpoint{addr: backendServer(t, "a"), state: readyState})
 	told := func(want int) func() error {
 		return func() error {
 			st, err := Ask(w.dir)
@@ -57,6 +57,6 @@ func TestALoopIsNotServed(t *testing.T) {
 		}
 		return nil
 	})
-	service(endpoint{backendServer(t, "b"), readyState})
+	service(endpoint{addr: backendServer(t, "b"), state: readyState})
 	w.eventually("it is over", told(0))
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,6 +77,7 @@ func udpServerFor(t testing.TB, name string) netip.AddrPort {
 type endpoint struct {
 	addr  netip.AddrPort
 	state uint8
+	node  string // another one than this
 }
 
 // world is a table, and a proxy that is fed with it.
@@ -163,7 +165,7 @@ func (w *world) service(protocol string, set func(*wire.Service), eps ...endpoin
 	}
 	for i, e := range eps {
 		b, err := wire.EncodeItem(&wire.Slice{Service: "s", Ports: []wire.SlicePort{{Name: "p", Protocol: protocol, Port: e.addr.Port()}},
-			Endpoints: []wire.Endpoint{{Address: e.addr.Addr().AsSlice(), State: e.state, Node: "n"}}})
+			Endpoints: []wire.Endpoint{{Address: e.addr.Addr().AsSlice(), State: e.state, Node: cmp.Or(e.node, "n")}}})
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -232,7 +234,7 @@ func echo(c net.Conn, n int) error {
 
 func TestRefusedEndpointIsSkipped(t *testing.T) {
 	w := newWorld(t)
-	w.service("TCP", nil, endpoint{unused.Port(t), readyState}, endpoint{backendServer(t, "a"), readyState}, endpoint{backendServer(t, "b"), readyState})
+	w.service("TCP", nil, endpoint{addr: unused.Port(t), state: readyState}, endpoint{addr: backendServer(t, "a"), state: readyState}, endpoint{addr: backendServer(t, "b"), state: readyState})
 	addr := w.address("tcp")
 	seen := map[string]int{}
 	for range 20 {
@@ -250,7 +252,7 @@ func TestRefusedEndpointIsSkipped(t *testing.T) {
 		t.Fatalf("spread %v", seen)
 	}
 	// Nothing ready: refused at once, as by a port nobody has.
-	w.service("TCP", nil, endpoint{backendServer(t, "a"), 0})
+	w.service("TCP", nil, endpoint{addr: backendServer(t, "a")})
 	w.eventually("the port is closed", func() error {
 		if _, c, err := who(addr); err == nil {
 			_ = c.Close()
@@ -265,7 +267,7 @@ func TestRefusedEndpointIsSkipped(t *testing.T) {
 func TestTerminatingEndpointDrains(t *testing.T) {
 	w := newWorld(t)
 	a, b := backendServer(t, "a"), backendServer(t, "b")
-	w.service("TCP", nil, endpoint{a, readyState})
+	w.service("TCP", nil, endpoint{addr: a, state: readyState})
 	addr := w.address("tcp")
 	_, busy, err := who(addr)
 	if err != nil {
@@ -277,7 +279,7 @@ func TestTerminatingEndpointDrains(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = idle.Close() }()
-	w.service("TCP", nil, endpoint{a, wire.EndpointServing | wire.EndpointTerminating}, endpoint{b, readyState})
+	w.service("TCP", nil, endpoint{addr: a, state: wire.EndpointServing | wire.EndpointTerminating}, endpoint{addr: b, state: readyState})
 	w.eventually("new connections go elsewhere", func() error {
 		n, c, err := who(addr)
 		if err != nil {
@@ -336,7 +338,7 @@ func TestAnOpenRequestIsNotIdle(t *testing.T) {
 			}()
 		}
 	}()
-	slow := endpoint{netip.MustParseAddrPort(l.Addr().String()), readyState}
+	slow := endpoint{addr: netip.MustParseAddrPort(l.Addr().String()), state: readyState}
 	w.service("TCP", nil, slow)
 	var conns [2]net.Conn
 	for i := range conns {
@@ -363,7 +365,7 @@ func TestAnOpenRequestIsNotIdle(t *testing.T) {
 
 func TestClientStaysWithItsEndpoint(t *testing.T) {
 	w := newWorld(t)
-	w.service("TCP", func(s *wire.Service) { s.AffinitySeconds = 60 }, endpoint{backendServer(t, "a"), readyState}, endpoint{backendServer(t, "b"), readyState})
+	w.service("TCP", func(s *wire.Service) { s.AffinitySeconds = 60 }, endpoint{addr: backendServer(t, "a"), state: readyState}, endpoint{addr: backendServer(t, "b"), state: readyState})
 	addr := w.address("tcp")
 	var all []string
 	for range 10 {
@@ -381,7 +383,7 @@ func TestClientStaysWithItsEndpoint(t *testing.T) {
 
 func TestDatagrams(t *testing.T) {
 	w := newWorld(t)
-	w.service("UDP", nil, endpoint{udpServerFor(t, "a"), readyState})
+	w.service("UDP", nil, endpoint{addr: udpServerFor(t, "a"), state: readyState})
 	c, err := net.Dial("udp", w.address("udp"))
 	if err != nil {
 		t.Fatal(err)
@@ -402,7 +404,7 @@ func TestDatagrams(t *testing.T) {
 	if err := ask("a"); err != nil {
 		t.Fatal(err)
 	}
-	w.service("UDP", nil, endpoint{udpServerFor(t, "b"), readyState})
+	w.service("UDP", nil, endpoint{addr: udpServerFor(t, "b"), state: readyState})
 	w.eventually("the same client reaches the new endpoint", func() error { return ask("b") })
 }
 
@@ -410,7 +412,7 @@ func TestDatagrams(t *testing.T) {
 // then the old process is gone. An agent that goes and comes changes nothing.
 func TestSuccessorCutsNothing(t *testing.T) {
 	w := newWorld(t)
-	w.service("TCP", nil, endpoint{backendServer(t, "a"), readyState})
+	w.service("TCP", nil, endpoint{addr: backendServer(t, "a"), state: readyState})
 	addr := w.address("tcp")
 	_, c, err := who(addr)
 	if err != nil {
@@ -473,12 +475,12 @@ func TestSuccessorCutsNothing(t *testing.T) {
 func TestAnOldTableDoesNotReplaceANewerOne(t *testing.T) {
 	w := newWorld(t)
 	old, now := backendServer(t, "a"), backendServer(t, "b")
-	w.service("TCP", nil, endpoint{old, readyState})
+	w.service("TCP", nil, endpoint{addr: old, state: readyState})
 	path := filepath.Join(w.dir, "saved")
 	if err := (&services.Puller{Table: w.table, Path: path, Log: slog.New(slog.DiscardHandler)}).Save(); err != nil {
 		t.Fatal(err)
 	}
-	w.service("TCP", nil, endpoint{now, readyState})
+	w.service("TCP", nil, endpoint{addr: now, state: readyState})
 	addr := w.address("tcp")
 	answers := func(want string) error {
 		n, c, err := who(addr)
@@ -507,7 +509,7 @@ func TestAnOldTableDoesNotReplaceANewerOne(t *testing.T) {
 		<-time.After(20 * time.Millisecond)
 	}
 	// A server speaks.
-	w.service("TCP", nil, endpoint{old, readyState})
+	w.service("TCP", nil, endpoint{addr: old, state: readyState})
 	w.eventually("the server's word counts", func() error { return answers("a") })
 	w.stop()
 	// The proxy is gone, as after a boot, and no server answers.

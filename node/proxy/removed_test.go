@@ -13,7 +13,7 @@ import (
 // its listeners and connections. Without an agent it ends.
 func TestARemovedFolderEndsNothing(t *testing.T) {
 	w := newWorld(t)
-	w.service("TCP", nil, endpoint{backendServer(t, "a"), readyState})
+	w.service("TCP", nil, endpoint{addr: backendServer(t, "a"), state: readyState})
 	addr := w.address("tcp")
 	_, c, err := who(addr)
 	if err != nil {
@@ -44,7 +44,7 @@ func TestARemovedFolderEndsNothing(t *testing.T) {
 			t.Fatal("a connection was cut:", err)
 		}
 	}
-	w.service("TCP", nil, endpoint{backendServer(t, "b"), readyState})
+	w.service("TCP", nil, endpoint{addr: backendServer(t, "b"), state: readyState})
 	w.eventually("it is fed", func() error {
 		n, c, err := who(addr)
 		if err != nil {
@@ -73,7 +73,7 @@ func TestARemovedFolderEndsNothing(t *testing.T) {
 // though the old one still has connections.
 func TestAFolderThatTheProcessCannotMake(t *testing.T) {
 	w := newWorld(t)
-	w.service("TCP", nil, endpoint{backendServer(t, "a"), readyState})
+	w.service("TCP", nil, endpoint{addr: backendServer(t, "a"), state: readyState})
 	addr := w.address("tcp")
 	_, c, err := who(addr)
 	if err != nil {

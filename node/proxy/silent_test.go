@@ -52,7 +52,7 @@ func holder(t testing.TB) (at netip.AddrPort, ended chan struct{}, answer func()
 func TestAHalfClosedClientThatIsGone(t *testing.T) {
 	w := newWorld(t)
 	at, ended, answer := holder(t)
-	w.service("TCP", nil, endpoint{at, readyState})
+	w.service("TCP", nil, endpoint{addr: at, state: readyState})
 	addr := w.address("tcp")
 	var clients []*net.TCPConn
 	for range 3 {
@@ -178,7 +178,7 @@ func listening(t testing.TB) (net.Listener, endpoint) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	return l, endpoint{netip.MustParseAddrPort(l.Addr().String()), readyState}
+	return l, endpoint{addr: netip.MustParseAddrPort(l.Addr().String()), state: readyState}
 }
 
 // A connection to a machine that is silent ends where no Service counts on the

@@ -36,7 +36,7 @@ func TestLoadBalancerSources(t *testing.T) {
 				}
 				w.service(proto, func(s *wire.Service) {
 					s.Ports[0].Port, s.ExternalIPs, s.Sources = port, []string{"127.0.0.1"}, tc.sources
-				}, endpoint{ep, readyState})
+				}, endpoint{addr: ep, state: readyState})
 				w.address(map[string]string{"TCP": "tcp", "UDP": "udp"}[proto])
 				at := netip.AddrPortFrom(w.nodeIPs[0], port).String()
 				reach := func() bool {

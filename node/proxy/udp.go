@@ -104,7 +104,7 @@ func (s *udpServer) upstream(key flowKey, answer []byte) *udpFlow {
 	f := s.flows[key]
 	s.mu.Unlock()
 	if f != nil {
-		if !f.b.Draining() {
+		if !f.b.Passed() {
 			return f
 		}
 		_ = f.up.Close()
