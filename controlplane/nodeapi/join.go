@@ -153,8 +153,9 @@ func (s *Server) Enroll(ctx context.Context, name string, csr []byte, facts map[
 	s.log.Info("node enrolled", "node", name, "uid", uid)
 	notice := ""
 	if name != wanted {
+		// In this order, or what is released moves to the node that goes next.
 		notice = fmt.Sprintf("the name %q belongs to a node with another key, so this one is called %q. If this machine was %[1]s before it was set up anew: "+
-			"'dunlin node declare-dead %[1]s' releases its pods and 'dunlin delete node %[1]s' frees the name; then 'dunlin agent reset' here and a new join line", wanted, name)
+			"stop the agent and run 'dunlin agent reset' here; 'dunlin node declare-dead NAME', then 'dunlin delete node NAME', for both names, releases pods and frees the names; then join with a new line", wanted, name)
 	}
 	return &wire.JoinReply{
 		Notice: notice,

@@ -237,3 +237,76 @@ func copiedDisk(t *testing.T) {
 		t.Errorf("%d nodes, %v", len(list.Items), err)
 	}
 }
+
+// TestMachineSetUpAnew: a machine whose disk was wiped joins with the name that
+// it had. It is another node, which says how to get the name back; the work of
+// the one that it was waits until that is declared dead, and then runs again.
+func TestMachineSetUpAnew(t *testing.T) {
+	c := cluster.NewServers(t, 1)
+	start := func() *cluster.Agent {
+		a := cluster.NewAgent(t, "n1", nil)
+		a.Import("sleep.wasm", cluster.Module(t, "sleep"))
+		a.Start("--join", strings.TrimSpace(c.Run(0, "token", "create")))
+		return a
+	}
+	was := start()
+	c.Eventually(time.Minute, "n1 is Ready", func() error { return c.NodeReady(0, "n1") })
+	if _, err := c.TryIn(0, stateful("db", "sleep.wasm"), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	var pod corev1.Pod
+	c.Eventually(time.Minute, "the pod runs", func() (err error) {
+		if pod, err = onePod(c, "db"); err == nil && !cluster.Ready(&pod) {
+			err = errors.New("not Ready")
+		}
+		return err
+	})
+	was.Kill() // with its guests, as a machine whose power goes
+
+	now := start()
+	var name string
+	c.Eventually(time.Minute, "another node is Ready", func() error {
+		for _, line := range strings.Split(c.Run(0, "get", "nodes"), "\n") {
+			if f := strings.Fields(line); len(f) > 1 && strings.HasPrefix(f[0], "n1-") && f[1] == "Ready" {
+				name = f[0]
+				return nil
+			}
+		}
+		return errors.New(c.Run(0, "get", "nodes"))
+	})
+	for _, want := range []string{name, "dunlin agent reset", "dunlin node declare-dead NAME", "dunlin delete node NAME"} {
+		if !strings.Contains(now.Log(), want) {
+			t.Errorf("the agent does not say %q: %s", want, now.Log())
+		}
+	}
+	if p, err := onePod(c, "db"); err != nil || p.UID != pod.UID {
+		t.Errorf("the pod has moved although nobody said that n1 is gone: %v, %v", p.UID, err)
+	}
+	now.Stop(syscall.SIGTERM)
+	if out, err := now.Run("agent", "reset", "--yes"); err != nil {
+		t.Fatalf("reset: %v: %s", err, out)
+	}
+	for _, n := range []string{"n1", name} {
+		c.Eventually(time.Minute, "the servers miss "+n, func() error {
+			if c.NodeReady(0, n) == nil {
+				return errors.New("it is Ready")
+			}
+			return nil
+		})
+		c.Run(0, "node", "declare-dead", n, "--yes")
+	}
+	c.Run(0, "delete", "node", "n1", name)
+	now.Start("--join", strings.TrimSpace(c.Run(0, "token", "create")))
+	c.Eventually(time.Minute, "it has its name", func() error { return c.NodeReady(0, "n1") })
+	c.Eventually(time.Minute, "the pod runs there", func() error {
+		p, err := onePod(c, "db")
+		if err == nil && (p.UID == pod.UID || !cluster.Ready(&p)) {
+			err = fmt.Errorf("%s, Ready %v", p.UID, cluster.Ready(&p))
+		}
+		if err != nil {
+			out, _ := c.Try(0, "describe", "pod", "db-0")
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+}
