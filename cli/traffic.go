@@ -37,6 +37,7 @@ type traffic struct {
 	moved  func()
 	tell   func(reason, message string, over bool)
 	lonely string // what was told of missing addresses
+	noNAT  string // and of containers' ways out of the node
 
 	mu     sync.Mutex
 	routed bool // the service range is routed into the namespace
@@ -138,6 +139,7 @@ func (t *traffic) runRoutes(ctx context.Context) error {
 			t.routed = true
 			t.mu.Unlock()
 			t.lookForSecond()
+			t.lookAtNAT(t.namespaced.NATError())
 			t.routePeers(&toldPeers)
 		}
 		timer := time.NewTimer(wait)
@@ -226,20 +228,43 @@ func (t *traffic) lookForSecond() {
 		text = fmt.Sprintf("the pods of this node have %s addresses (%s) and the machine has none that others could reach: other nodes do not reach these pods by %s, and Services of %s alone do not from there; give a network interface one, such as %s",
 			family, missing, family, family, like)
 	}
-	if text == t.lonely {
-		return
-	}
-	if t.lonely != "" {
-		t.tell(reasonLonely, t.lonely, true)
-	}
-	if text != "" {
-		t.tell(reasonLonely, text, false)
-	}
-	t.lonely = text
+	t.note(&t.lonely, reasonLonely, text)
 }
 
-// reasonLonely: the node's pods have addresses of a family that it has not.
-const reasonLonely = "NoAddressOfFamily"
+// lookAtNAT tells what the kernel refused of the rules for containers. Pods
+// start all the same where they can do without, so nothing else says it.
+func (t *traffic) lookAtNAT(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != t.noNAT {
+		t.log.Warn("the rules for containers cannot be made", "error", err)
+	}
+	t.note(&t.noNAT, reasonNoNAT, text)
+}
+
+// note tells of the node what is so, once, and takes back what was told before;
+// "" is nothing.
+func (t *traffic) note(told *string, reason, text string) {
+	if text == *told {
+		return
+	}
+	if *told != "" {
+		t.tell(reason, *told, true)
+	}
+	if text != "" {
+		t.tell(reason, text, false)
+	}
+	*told = text
+}
+
+const (
+	// reasonLonely: the node's pods have addresses of a family that it has not.
+	reasonLonely = "NoAddressOfFamily"
+	// reasonNoNAT: what containers need of the kernel's address translation.
+	reasonNoNAT = "NoAddressTranslation"
+)
 
 func (t *traffic) routePeers(told *string) {
 	var peers []network.Peer

@@ -48,7 +48,7 @@ func (n *Namespaced) publish(uid string, ips []netip.Addr, ports []HostPort, lin
 		return nil
 	case len(ports) == 0:
 		// Pods of this node reach each other without.
-		n.natError = err
+		n.natError = fmt.Errorf("containers reach nothing outside of the node, which needs nftables (kernel modules nf_tables, nft_nat, nft_masq): %w", err)
 		return nil
 	}
 	return fmt.Errorf("host ports need nftables (kernel modules nf_tables, nft_nat, nft_masq): %w", err)

@@ -5,6 +5,8 @@
 // all Ready nodes where none has it. Two Services cannot have the same port:
 // the older one keeps it.
 //
+// It also says where nothing can answer: spec.externalIPs that no node has.
+//
 // Owned fields: status.loadBalancer of Services without a loadBalancerClass.
 package loadbalancer
 
@@ -13,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,11 +42,17 @@ var (
 	sliceKind = "EndpointSlice." + discoveryv1.GroupName
 )
 
-type controller struct{ env loop.Env }
+type controller struct {
+	env loop.Env
+
+	mu sync.Mutex
+	// told is what was said of a Service's external addresses: once a term.
+	told map[state.Key]string
+}
 
 // New makes the controller.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env: env}
+	c := &controller{env: env, told: map[state.Key]string{}}
 	return &loop.Controller{
 		Name: "loadbalancer", Delay: gather,
 		Sources: []loop.Source{
@@ -66,17 +75,17 @@ func New(env loop.Env) *loop.Controller {
 	}
 }
 
-// all adds every Service that has, or had, something to balance.
+// all adds every Service that nodes' addresses matter to.
 func (c *controller) all(add func(state.Key)) {
-	for _, s := range c.services() {
+	for _, s := range c.services(func(s *corev1.Service) bool { return ours(s) || len(s.Spec.ExternalIPs) > 0 }) {
 		add(state.Key{Kind: serviceGK.String(), Namespace: s.Namespace, Name: s.Name})
 	}
 }
 
-func (c *controller) services() (out []*corev1.Service) {
+func (c *controller) services(which func(*corev1.Service) bool) (out []*corev1.Service) {
 	c.env.Reader.Snapshot().Range(serviceGK.String(), "", state.Key{}, func(r *state.Record) bool {
 		if obj, err := c.env.Store.Decode(r); err == nil {
-			if s, ok := obj.(*corev1.Service); ok && ours(s) {
+			if s, ok := obj.(*corev1.Service); ok && which(s) {
 				out = append(out, s)
 			}
 		}
@@ -92,19 +101,25 @@ func ours(s *corev1.Service) bool {
 func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duration, error) {
 	obj, err := c.env.Store.Get(serviceGK, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
+		c.mu.Lock()
+		delete(c.told, key)
+		c.mu.Unlock()
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
 	svc, ok := obj.(*corev1.Service)
+	if ok {
+		c.tellExternal(key, svc)
+	}
 	if !ok || svc.Spec.Type != corev1.ServiceTypeLoadBalancer && len(svc.Status.LoadBalancer.Ingress) == 0 || svc.Spec.LoadBalancerClass != nil {
 		return 0, nil
 	}
 	want := corev1.LoadBalancerStatus{}
 	if ours(svc) {
-		if holder, port := conflict(svc, c.services()); holder != "" {
-			c.env.Events.Event(corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID}, corev1.EventTypeWarning, "PortConflict",
+		if holder, port := conflict(svc, c.services(ours)); holder != "" {
+			c.env.Events.Event(about(svc), corev1.EventTypeWarning, "PortConflict",
 				fmt.Sprintf("port %s is that of the LoadBalancer Service %s on every node, so this one gets no address: give one of the two another port", port, holder))
 		} else {
 			want.Ingress = addresses(c.nodes(), svc, c.local(svc))
@@ -123,6 +138,10 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 		return 0, nil
 	}
 	return 0, err
+}
+
+func about(svc *corev1.Service) corev1.ObjectReference {
+	return corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID}
 }
 
 func (c *controller) nodes() (out []*corev1.Node) {
