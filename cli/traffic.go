@@ -291,7 +291,7 @@ func (t *traffic) routePeers(told *string) {
 			}
 		}
 	})
-	skipped, err := t.namespaced.SetPeers(peers)
+	skipped, err := t.namespaced.SetPeers(peers, t.table.Fresh())
 	text := ""
 	if err != nil {
 		text = err.Error()

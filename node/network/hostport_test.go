@@ -9,8 +9,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/vishvananda/netlink"
 )
 
 // TestTakenHostPort: a pod whose host port another process has waits, and takes
@@ -127,44 +125,18 @@ func TestDestroyRemovesRoutes(t *testing.T) {
 	if err := Usable(); err != nil {
 		t.Skipf("SKIPPED: no network namespaces here: %v", err)
 	}
-	name := fmt.Sprintf("dlr%d", os.Getpid()%100000)
-	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "p"}
-	addr, err := netlink.ParseAddr("198.18.250.1/30")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(netlink.LinkAdd(link), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)); err != nil {
-		t.Fatal(err)
-	}
-	if peer, err := netlink.LinkByName(link.PeerName); err != nil || netlink.LinkSetUp(peer) != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = netlink.LinkDel(link) })
-	n, err := NewNamespaced(name, []netip.Addr{netip.MustParseAddr("198.18.250.1")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.SetCIDRs([]string{"10.242.14.0/24"}); err != nil {
-		t.Fatal(err)
-	}
+	n := onALink(t, "dlr", "198.18.250")
 	to := netip.MustParsePrefix("10.242.15.0/24")
-	if skipped, err := n.SetPeers([]Peer{{CIDR: to, Via: netip.MustParseAddr("198.18.250.2")}}); err != nil || len(skipped) > 0 {
+	if skipped, err := n.SetPeers([]Peer{{CIDR: to, Via: netip.MustParseAddr("198.18.250.2")}}, true); err != nil || len(skipped) > 0 {
 		t.Fatal(skipped, err)
 	}
-	routes := func() []netlink.Route {
-		list, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: n.routeProtocol()}, netlink.RT_FILTER_PROTOCOL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return list
-	}
-	if len(routes()) == 0 {
+	if len(routesOf(t, n)) == 0 {
 		t.Fatal("no route was made")
 	}
 	if err := n.Destroy(); err != nil {
 		t.Error(err)
 	}
-	if left := routes(); len(left) > 0 {
+	if left := routesOf(t, n); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }

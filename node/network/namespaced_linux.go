@@ -454,7 +454,7 @@ func (n *Namespaced) Teardown(ctx context.Context, podUID string) error {
 // clusters that leave nothing behind.
 func (n *Namespaced) Destroy() error {
 	errs := []error{n.detachAll(), n.destroyPods()}
-	_, err := n.SetPeers(nil)
+	_, err := n.SetPeers(nil, true)
 	errs = append(errs, err)
 	if l, err := netlink.LinkByName(n.hostLink()); err == nil {
 		errs = append(errs, netlink.LinkDel(l))

@@ -118,8 +118,9 @@ func linkLocal(h *netlink.Handle, l netlink.Link) (net.IP, error) {
 
 // SetPeers routes the pods of other nodes through those nodes' addresses,
 // where they are on a link of this machine; skipped are those that are not,
-// with the reason. Routes of peers that are gone are removed.
-func (n *Namespaced) SetPeers(peers []Peer) (skipped map[netip.Prefix]error, err error) {
+// with the reason. Routes of peers that are gone are removed, if these are all:
+// what an earlier agent knew may be newer than a table that was saved.
+func (n *Namespaced) SetPeers(peers []Peer, all bool) (skipped map[netip.Prefix]error, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	want := map[netip.Prefix]netip.Addr{}
@@ -142,7 +143,7 @@ func (n *Namespaced) SetPeers(peers []Peer) (skipped map[netip.Prefix]error, err
 				via = a.Unmap()
 			}
 			switch {
-			case want[dst] == via && via.IsValid():
+			case want[dst] == via && via.IsValid(), !all:
 				delete(want, dst)
 			default:
 				if err := netlink.RouteDel(r); err != nil && !errors.Is(err, syscall.ESRCH) {
