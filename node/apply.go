@@ -173,6 +173,10 @@ func (s *podState) applyPrepare(c *ctrState, r result, now moment) []note {
 	return []note{c.note(true, "Failed", fmt.Sprintf("Failed to prepare image %q: %s", c.spec.Image, f.Message))}
 }
 
+// startErrorCode is upstream's exit code of a container that could not be
+// started.
+const startErrorCode = 128
+
 func (s *podState) applyStart(c *ctrState, r result, now moment) []note {
 	if r.alloc != nil {
 		s.setAllocation(r.alloc)
@@ -183,6 +187,15 @@ func (s *podState) applyStart(c *ctrState, r result, now moment) []note {
 	if r.err != nil {
 		c.op = opNone
 		f := failureOf(r.err, "CreateContainerError")
+		var se *workload.StartError
+		if errors.As(r.err, &se) && se.Ended {
+			c.start.succeeded()
+			c.end(&store.Exit{
+				Code: startErrorCode, Reason: "StartError", Message: f.Message, NotStarted: true,
+				StartedAt: now.wall.UnixMilli(), FinishedAt: now.wall.UnixMilli(),
+			}, now, true)
+			return nil // told as an end
+		}
 		c.start.failed(now, f, fatal(r.err))
 		c.rec.Refused = true
 		s.ran = s.ran && (c.init || c.rec.Last != nil)

@@ -395,3 +395,46 @@ func TestHangingPullsHoldUpNobody(t *testing.T) {
 		}
 	})
 }
+
+// TestStartErrorIsAnEnd: a container that was made and could not be started has
+// ended, with upstream's reason and code: pods that are not restarted fail, and
+// others back off. One that the node could not make is tried again.
+func TestStartErrorIsAnEnd(t *testing.T) {
+	for _, c := range []struct {
+		policy corev1.RestartPolicy
+		ended  bool
+		want   string
+	}{{corev1.RestartPolicyNever, true, "Failed"}, {corev1.RestartPolicyAlways, true, "Running"}, {corev1.RestartPolicyNever, false, "Pending"}} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBed(t)
+			b.rt.onStart = func(workload.Spec, *workload.State) error {
+				return &workload.StartError{Reason: "RunContainerError", Message: "exec: /none", Ended: c.ended}
+			}
+			b.link.put("Pod", wasmPod("a", func(p *corev1.Pod) { p.Spec.RestartPolicy = c.policy }))
+			b.start()
+			defer b.stop()
+			b.after(2 * time.Minute)
+			st := b.want("uid-a", c.want)
+			ctr := st.ContainerStatuses[0]
+			for _, e := range []*corev1.ContainerStateTerminated{ctr.State.Terminated, ctr.LastTerminationState.Terminated} {
+				if e != nil && (e.Reason != "StartError" || e.ExitCode != 128 || e.Message != "exec: /none") {
+					t.Errorf("%s: %+v", c.policy, e)
+				}
+			}
+			switch {
+			case !c.ended:
+				if w := ctr.State.Waiting; w == nil || w.Reason != "RunContainerError" || ctr.RestartCount != 0 {
+					t.Errorf("%+v", ctr)
+				}
+			case c.policy == corev1.RestartPolicyNever:
+				if ctr.State.Terminated == nil || ctr.RestartCount != 0 {
+					t.Errorf("%+v", ctr)
+				}
+			default:
+				if w := ctr.State.Waiting; w == nil || w.Reason != "CrashLoopBackOff" || ctr.LastTerminationState.Terminated == nil || ctr.RestartCount < 3 {
+					t.Errorf("%+v", ctr)
+				}
+			}
+		})
+	}
+}

@@ -309,7 +309,9 @@ func (w *worker) take(r result) {
 		r.noted <- err // buffered
 		return
 	}
+	before := w.state
 	w.state = next
+	w.tellEnds(&before)
 	for _, n := range notes {
 		w.event(n)
 	}

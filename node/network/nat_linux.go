@@ -106,17 +106,10 @@ func (n *Namespaced) rules(uid string, ip netip.Addr, ports []HostPort, link str
 		// Host ports on 127.0.0.1 come from there.
 		c.AddRule(&nftables.Rule{Table: t, Chain: post, Exprs: fromLoopback()})
 	}
-	if err := n.dropRules(c, uid, pre, out); err != nil {
+	if err := n.dropRules(c, uid, pre, out, post); err != nil {
 		return err
 	}
-	for _, p := range ports {
-		if p.IP.Is6() {
-			continue
-		}
-		for _, ch := range []*nftables.Chain{pre, out} {
-			c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
-		}
-	}
+	n.addPorts(c, uid, ip, ports, pre, out, post)
 	if err := c.Flush(); err != nil {
 		return err
 	}
@@ -135,25 +128,36 @@ func (n *Namespaced) rules6(uid string, ip netip.Addr, ports []HostPort) error {
 		return err
 	}
 	t := n.table6()
-	pre, out, _ := n.chains(t)
+	pre, out, post := n.chains(t)
 	c.AddTable(t)
-	c.AddChain(pre)
-	c.AddChain(out)
+	for _, ch := range []*nftables.Chain{pre, out, post} {
+		c.AddChain(ch)
+	}
 	if err := c.Flush(); err != nil {
 		return err
 	}
-	if err := n.dropRules(c, uid, pre, out); err != nil {
+	if err := n.dropRules(c, uid, pre, out, post); err != nil {
 		return err
 	}
+	n.addPorts(c, uid, ip, ports, pre, out, post)
+	return c.Flush()
+}
+
+// addPorts makes the rules of the host ports that lead to ip.
+func (n *Namespaced) addPorts(c *nftables.Conn, uid string, ip netip.Addr, ports []HostPort, pre, out, post *nftables.Chain) {
+	led := false
 	for _, p := range ports {
-		if p.IP.Is4() {
+		if p.IP.IsValid() && p.IP.Is4() != ip.Is4() {
 			continue
 		}
+		led = true
 		for _, ch := range []*nftables.Chain{pre, out} {
-			c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
+			c.AddRule(&nftables.Rule{Table: ch.Table, Chain: ch, UserData: mark(uid), Exprs: dnat(p, ip)})
 		}
 	}
-	return c.Flush()
+	if led {
+		c.AddRule(&nftables.Rule{Table: post.Table, Chain: post, UserData: mark(uid), Exprs: toItself(ip)})
+	}
 }
 
 // mark is a rule's comment, as nft shows it (libnftnl's udata, type 0).
@@ -190,8 +194,8 @@ func (n *Namespaced) unpublish(uid string) error {
 		return nil //nolint:nilerr // there can be no rules then
 	}
 	for _, t := range []*nftables.Table{n.table(), n.table6()} {
-		pre, out, _ := n.chains(t)
-		err := n.dropRules(c, uid, pre, out)
+		pre, out, post := n.chains(t)
+		err := n.dropRules(c, uid, pre, out, post)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || err != nil && strings.Contains(err.Error(), "no such file") {
 			continue
 		}
@@ -279,6 +283,22 @@ func fromLoopback() []expr.Any {
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")},
 		&expr.Masq{})
+}
+
+// toItself: a pod that asks for its own host port must not see its own address
+// as the one that asks: it would answer past the node.
+func toItself(ip netip.Addr) []expr.Any {
+	offset, size := uint32(12), uint32(4)
+	if ip.Is6() {
+		offset, size = 8, 16
+	}
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: ip.AsSlice()},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset + size, Len: size},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: ip.AsSlice()},
+		&expr.Masq{},
+	}
 }
 
 // dnat: what is for this node's port goes to the pod's.

@@ -138,7 +138,7 @@ func TestPodNamespaces(t *testing.T) {
 	if err := n.NATError(); err != nil {
 		t.Errorf("NAT: %v", err)
 	}
-	for _, from := range []string{"", two.Namespace} {
+	for _, from := range []string{"", two.Namespace, one.Namespace} {
 		for _, to := range []string{"127.0.0.1", "10.242.10.1", "[fd42:10::1]"} {
 			if from != "" && to == "127.0.0.1" {
 				continue

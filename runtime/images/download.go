@@ -48,7 +48,8 @@ type download struct {
 	sum        hash.Hash
 	offset     int64
 	saved      int64 // the offset of the last checkpoint
-	resumed    bool  // what is there came from an earlier process or pull
+	savedAt    time.Time
+	resumed    bool // what is there came from an earlier process or pull
 	limiter    *rate.Limiter
 	onProgress func(n int64) // bytes that came
 	// rest pauses after a connection that brought nothing.
@@ -73,7 +74,7 @@ func (s *Store) partialSize(digest string) int64 {
 // openDownload begins, or goes on from the last checkpoint. It waits until no
 // other process fetches the same.
 func (s *Store) openDownload(ctx context.Context, digest string, size int64) (*download, error) {
-	d := &download{s: s, digest: digest, size: size, sum: sha256.New(), onProgress: func(int64) {},
+	d := &download{s: s, digest: digest, size: size, savedAt: time.Now(), sum: sha256.New(), onProgress: func(int64) {},
 		rest: func(ctx context.Context, d time.Duration, _ error) error { return pause(ctx, d) }}
 	for {
 		f, err := os.OpenFile(s.partialPath(digest), os.O_CREATE|os.O_RDWR, 0o600)
@@ -123,6 +124,7 @@ func (d *download) restore() {
 
 // save makes what came durable: first the bytes, then the word of them.
 func (d *download) save() error {
+	d.savedAt = time.Now()
 	if d.offset == d.saved {
 		return nil
 	}
@@ -281,7 +283,7 @@ func (d *download) stretch(ctx context.Context, open source) error {
 			d.offset += int64(n)
 			d.onProgress(int64(n))
 		}
-		if d.offset-d.saved >= d.s.checkpoint {
+		if d.offset-d.saved >= d.s.checkpoint || time.Since(d.savedAt) >= checkpointAfter {
 			if err := d.save(); err != nil {
 				return d.full(err)
 			}

@@ -59,7 +59,7 @@ func (s *Store) exportOne(ctx context.Context, t *tar.Writer, name string, writt
 		rec, ok = nameRecord{Name: ref.Name(), Digest: ref.Digest}, true
 	}
 	if !ok {
-		return d, notHere(name, nil)
+		return d, fmt.Errorf("export: image %s is not on this node ('dunlin images' lists those that are)", name)
 	}
 	r, err := s.describe(name, rec.Digest, false)
 	if err != nil {

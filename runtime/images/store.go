@@ -23,7 +23,12 @@ import (
 	"github.com/dunlin-project/dunlin/internal/scratch"
 )
 
-const checkpointEvery = 16 << 20
+// What a power cut may cost a download: on a fast link bytes, of which a write
+// each would wear the card out; on a slow one time, which is dearer there.
+const (
+	checkpointEvery = 16 << 20
+	checkpointAfter = 15 * time.Second
+)
 
 // Config of a Store.
 type Config struct {
@@ -331,7 +336,12 @@ func (e *SpaceError) Error() string {
 	return fmt.Sprintf("not enough space in %s: %s needed, %s free, of which %s stay free", e.Dir, mib(e.Need), mib(e.Free), mib(e.Keep))
 }
 
-func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+func mib(n int64) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%d KiB", (n+1023)>>10)
+	}
+	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+}
 
 // room refuses what would leave less than the reserve.
 func (s *Store) room(need int64) error {

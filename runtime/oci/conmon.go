@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dunlin-project/dunlin/runtime/cgroup"
 	"github.com/dunlin-project/dunlin/runtime/workload"
 )
@@ -125,9 +127,20 @@ func logTail(dir string) string {
 	return lastLine(b[max(0, len(b)-2048):])
 }
 
+// ofTheNode says whether the node is short of something: that is no fault of
+// the container, which is tried again.
+func ofTheNode(text string) bool {
+	for _, errno := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN, unix.EIO, unix.EROFS} {
+		if strings.Contains(text, errno.Error()) {
+			return true
+		}
+	}
+	return false
+}
+
 // createError words a refusal of runc or crun.
 func createError(text string) error {
-	e := &workload.StartError{Reason: "RunContainerError", Message: text}
+	e := &workload.StartError{Reason: "RunContainerError", Message: text, Ended: !ofTheNode(text)}
 	switch {
 	case strings.Contains(text, "executable file") && strings.Contains(text, "not found"), strings.Contains(text, "no such file or directory"):
 		e.Hint = "is the command right, and is it in the image?"

@@ -102,6 +102,9 @@ func TestRefusals(t *testing.T) {
 			if !ok || se.Reason != c.reason || !strings.Contains(se.Error(), c.text) {
 				t.Errorf("%#v, want reason %s and %q", err, c.reason, c.text)
 			}
+			if made := c.reason == "RunContainerError"; ok && se.Ended != made {
+				t.Errorf("counts as an attempt: %v, want %v", se.Ended, made)
+			}
 			if _, ok, err := b.State(t.Context(), s.ID); ok || err != nil {
 				t.Errorf("left over: %v %v", ok, err)
 			}
@@ -405,5 +408,22 @@ func TestPropagation(t *testing.T) {
 	}
 	if !exists(filepath.Join(host, "own", "y")) {
 		t.Error("the machine does not see the mount of a container that shares")
+	}
+}
+
+// What the node is short of is no end of the container.
+func TestWhoseFaultARefusalIs(t *testing.T) {
+	for text, ended := range map[string]bool{
+		`runc create failed: unable to start container process: exec: "/no/such": stat /no/such: no such file or directory`:             true,
+		"runc create failed: unable to start container process: exec /app: exec format error":                                           true,
+		"container init was OOM-killed (memory limit too low?)":                                                                         true,
+		"runc create failed: unable to start container process: error during container init: mkdir /proc/self: no space left on device": false,
+		"crun: open `/proc/self/fd`: Too many open files: too many open files":                                                          false,
+		"runc create failed: unable to start container process: clone: resource temporarily unavailable":                                false,
+	} {
+		var se *workload.StartError
+		if err := createError(text); !errors.As(err, &se) || se.Ended != ended {
+			t.Errorf("%s: %+v", text, err)
+		}
 	}
 }

@@ -320,6 +320,9 @@ type StartError struct {
 	Message string
 	Hint    string
 	Fatal   bool // trying again cannot help until the spec changes
+	// Ended: the container was made, and could not be started for a reason of
+	// its own. That is an attempt which ended, as for upstream (StartError).
+	Ended bool
 	// RetryAfter is how long whoever refused asks to wait; 0 is not said.
 	RetryAfter time.Duration
 	Err        error
