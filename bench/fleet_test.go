@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	if at := os.Getenv(floodAt); at != "" {
-		runFlood(at, os.Getenv(floodToken))
+		runFlood(at, os.Getenv(floodToken), os.Getenv(floodKind), os.Getenv(floodBurn))
 		return
 	}
 	os.Exit(m.Run())

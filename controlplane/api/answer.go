@@ -72,17 +72,16 @@ func (l *lazyGzip) Write(b []byte) (int, error) {
 	if l.buf.Len() < gzipFrom {
 		return len(b), nil
 	}
-	l.to = l.rq.w
+	l.to = l.rq.listed.through(l.rq.w)
 	if strings.Contains(l.rq.Header.Get("Accept-Encoding"), "gzip") {
 		l.rq.w.Header().Set("Content-Encoding", "gzip")
 		l.rq.w.Header().Add("Vary", "Accept-Encoding")
-		gz, err := gzip.NewWriterLevel(l.rq.w, gzip.BestSpeed)
+		gz, err := gzip.NewWriterLevel(l.to, gzip.BestSpeed)
 		if err != nil {
 			return 0, err
 		}
 		l.gz, l.to = gz, gz
 	}
-	l.rq.sending()
 	l.rq.w.WriteHeader(l.code)
 	if _, err := l.to.Write(l.buf.Bytes()); err != nil {
 		return 0, err
@@ -96,11 +95,10 @@ func (l *lazyGzip) Close() error {
 		return l.gz.Close()
 	}
 	if l.to == nil && l.buf.Len() > 0 {
-		l.rq.sending()
 		l.rq.w.Header().Set("Content-Length", strconv.Itoa(l.buf.Len()))
 		l.rq.w.WriteHeader(l.code)
-		l.to = l.rq.w
-		_, err := l.rq.w.Write(l.buf.Bytes())
+		l.to = l.rq.listed.through(l.rq.w)
+		_, err := l.to.Write(l.buf.Bytes())
 		return err
 	}
 	return nil

@@ -29,29 +29,9 @@ type request struct {
 	user     *auth.User
 	identity string // who counts for the limits: the user before it acts as another
 	release  func() // gives back what a large body took; nil if nothing
-	listed   func() // gives back a list's place, once; nil if it has none
-	slow     *time.Timer
+	listed   *place // of a list that is made and sent; nil if it has none
 	warnings []string
 	kind     *manifests.Kind // nil for what is not stored
-}
-
-// sending says that the answer is on its way to whoever reads it. Compressing
-// and encrypting it is work as well, so a list keeps its place meanwhile, but
-// for a slow reader no longer than a second.
-func (rq *request) sending() {
-	if rq.listed != nil {
-		rq.slow = time.AfterFunc(time.Second, rq.listed)
-	}
-}
-
-// sent gives back what making and sending the answer took.
-func (rq *request) sent() {
-	if rq.slow != nil {
-		rq.slow.Stop()
-	}
-	if rq.listed != nil {
-		rq.listed()
-	}
 }
 
 // response records what was answered. It passes Flush and deadlines through
@@ -147,7 +127,7 @@ func (s *Server) serve(rq *request) error {
 	}
 	rq.identity = user.Name
 	defer func() {
-		rq.sent()
+		rq.listed.leave()
 		if rq.release != nil {
 			rq.release()
 		}

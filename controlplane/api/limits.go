@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -14,8 +15,9 @@ import (
 // the others.
 type limiter struct {
 	short, long, large *slots
-	// lists that are being made: that is work for the processors alone, so more
-	// at a time than there are only make each other, and all else, slower.
+	// lists that are being made: that is work for the processors alone. One
+	// identity's never take more than half of them, since what else arrives is
+	// not even looked at while all are busy.
 	lists *slots
 }
 
@@ -24,8 +26,12 @@ const maxLarge = 4
 
 func newLimiter(short, long int) *limiter {
 	return &limiter{short: newSlots(short, 4*short), long: newSlots(long, 0), large: newSlots(maxLarge, short),
-		lists: newSlots(max(4, 2*runtime.GOMAXPROCS(0)), 4*short)}
+		lists: newLists(runtime.GOMAXPROCS(0))}
 }
+
+// newLists has a place for each processor, and half of them for one identity.
+// What waits is bounded by the requests that run.
+func newLists(procs int) *slots { return newSlots(max(2, procs), math.MaxInt) }
 
 // errBusy says that there is neither a slot nor room in the queue.
 var errBusy = errors.New("api: too many requests")

@@ -176,7 +176,7 @@ func (s *Server) page(rq *request, q *listQuery) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rq.listed, err = s.limiter.lists.acquire(rq.Context(), rq.identity); err != nil {
+	if rq.listed, err = s.limiter.lists.enter(rq.Context(), rq.identity); err != nil {
 		s.metrics.rejected.WithLabelValues("list").Inc()
 		return nil, apierrors.NewTooManyRequests("too many lists are being made; please try again later", 1)
 	}

@@ -140,31 +140,82 @@ func TestListsTakeTurns(t *testing.T) {
 	}
 }
 
-// TestListsGiveTheirPlaceBack: a list that is sent to a slow reader keeps its
-// place for a second only, and gives it back once.
+// TestOneIdentitysListsLeaveProcessorsFree: however many lists one identity
+// asks for, a processor is left that looks at what else arrives.
+func TestOneIdentitysListsLeaveProcessorsFree(t *testing.T) {
+	for procs, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 8: 4} {
+		if l := newLists(procs); l.share != want || l.total <= l.share {
+			t.Errorf("%d processors: %d lists of one identity, %d in all", procs, l.share, l.total)
+		}
+	}
+}
+
+// slowReader takes a piece whenever it is told to.
+type slowReader struct {
+	http.ResponseWriter
+	takes chan struct{}
+}
+
+func (w *slowReader) Write(b []byte) (int, error) {
+	<-w.takes
+	return w.ResponseWriter.Write(b)
+}
+
+// TestListsGiveTheirPlaceBack: while its reader takes nothing a list has no
+// place; before it goes on it has one again; in the end it gives it back,
+// once. Without a place it goes on all the same when its time is over.
 func TestListsGiveTheirPlaceBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		places := newSlots(2, 0)
-		for _, slow := range []bool{false, true} {
-			release, err := places.acquire(t.Context(), "reader")
+		places := newSlots(2, 4)
+		ctx, cancel := context.WithCancel(t.Context())
+		enter := func() *place {
+			p, err := places.enter(ctx, "reader")
 			if err != nil {
 				t.Fatal(err)
 			}
-			q := &request{Request: httptest.NewRequest(http.MethodGet, cms, nil), w: &response{ResponseWriter: httptest.NewRecorder()}, listed: release}
-			out := &lazyGzip{rq: q, code: http.StatusOK}
-			if _, err := out.Write(make([]byte, gzipFrom)); err != nil || places.inUse() != 1 {
-				t.Fatalf("%d places while it is sent, %v", places.inUse(), err)
-			}
-			if slow {
-				time.Sleep(2 * time.Second)
-				synctest.Wait()
-				if places.inUse() != 0 {
-					t.Fatal("a slow reader keeps the place")
-				}
-			}
-			if q.sent(); places.inUse() != 0 {
-				t.Fatalf("slow %v: %d places after it was sent", slow, places.inUse())
+			return p
+		}
+		state := func(step string, used int) {
+			t.Helper()
+			if synctest.Wait(); places.inUse() != used {
+				t.Fatalf("%s: %d places are taken", step, places.inUse())
 			}
 		}
+		takes, body := make(chan struct{}), httptest.NewRecorder()
+		q := &request{Request: httptest.NewRequest(http.MethodGet, cms, nil), w: &response{ResponseWriter: &slowReader{body, takes}}, listed: enter()}
+		sent := make(chan error)
+		go func() {
+			_, err := (&lazyGzip{rq: q, code: http.StatusOK}).Write(make([]byte, gzipFrom))
+			sent <- err
+		}()
+		time.Sleep(slowPiece / 2)
+		state("the first piece is on its way", 1)
+		takes <- struct{}{}
+		state("the second is", 1)
+		time.Sleep(2 * slowPiece)
+		state("the reader takes nothing", 0)
+		other := enter()
+		takes <- struct{}{}
+		state("the place is another list's", 1)
+		select {
+		case takes <- struct{}{}:
+			t.Fatal("it goes on without a place")
+		default:
+		}
+		other.leave()
+		state("the other one is done", 1)
+		takes <- struct{}{}
+		time.Sleep(2 * slowPiece)
+		other = enter()
+		cancel() // the time is over
+		takes <- struct{}{}
+		if err := <-sent; err != nil || body.Body.Len() != gzipFrom {
+			t.Fatalf("%d bytes, %v", body.Body.Len(), err)
+		}
+		q.listed.leave()
+		q.listed.leave()
+		state("it is sent", 1)
+		other.leave()
+		state("all are", 0)
 	})
 }
