@@ -151,7 +151,10 @@ func (a *app) uninstallCmd() *cobra.Command {
 
 Folders and names are those of the configuration file, as for the service. Of a
 folder that it names only what Dunlin made is removed, and the folder if nothing
-else is in it. The configuration file goes last.`,
+else is in it. The configuration file goes last.
+
+With the --state-dir of a server or agent that was started by hand, that one is
+removed, and the machine's service with its programs and its state stays.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
@@ -180,18 +183,39 @@ func (o *nodeOptions) placeWhole() error {
 	return o.place()
 }
 
+// beside says whose paths these are: the service's, or, where the state is in
+// another folder than its, those of something that was started by hand.
+func beside(p install.Paths) (install.Paths, error) {
+	service, err := servicePaths(install.Paths{Root: p.Root})
+	if err == nil && service.State() != p.State() {
+		p.Service = &service
+	}
+	return p, err
+}
+
 func (a *app) uninstall(ctx context.Context, p install.Paths, o nodeOptions, keep, yes bool) error {
+	p, err := beside(p)
+	if err != nil {
+		return err
+	}
 	if !install.Present(p, keep) {
 		a.printf("Nothing of Dunlin is installed here.\n")
 		return nil
 	}
-	if !unitRuns(ctx) { // else it is stopped below
+	if p.Service != nil || !unitRuns(ctx) { // else it is stopped below
 		if err := checkIdle(p); err != nil {
 			return err
 		}
 	}
-	if !yes && !a.confirm(fmt.Sprintf("Stop all workloads of this machine and remove Dunlin with its state (%s)?", strings.Join(p.States(), ", "))) {
+	ask := "Stop all workloads of this machine and remove Dunlin with its state (%s)?"
+	if p.Service != nil {
+		ask = "Stop the workloads of this node, which is not the machine's service, and remove its state (%s)?"
+	}
+	if !yes && !a.confirm(fmt.Sprintf(ask, strings.Join(p.States(), ", "))) {
 		return errors.New("nothing was changed")
+	}
+	if p.Service != nil {
+		return a.takeAway(ctx, p, o, keep)
 	}
 	if err := a.systemctl(ctx, false); err != nil {
 		return err
@@ -214,7 +238,7 @@ func (a *app) takeAway(ctx context.Context, p install.Paths, o nodeOptions, keep
 	if err := sweepMachine(ctx, o); err != nil {
 		return err
 	}
-	if dir, err := wasm.ForegroundDir(); err == nil && !keep && fileThere(dir) {
+	if dir, err := wasm.ForegroundDir(); err == nil && !keep && p.Service == nil && fileThere(dir) {
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("remove: %w", err)
 		}
@@ -223,6 +247,9 @@ func (a *app) takeAway(ctx context.Context, p install.Paths, o nodeOptions, keep
 	did, err := install.Remove(p, keep)
 	for _, s := range did {
 		a.printf("%s\n", s)
+	}
+	if s := p.Service; s != nil && install.Present(*s, false) {
+		a.notef("The service of this machine (%s) stays: 'dunlin uninstall' without flags takes it away.\n", s.State())
 	}
 	return err
 }

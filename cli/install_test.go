@@ -145,6 +145,12 @@ func TestUninstallFollowsTheConfiguration(t *testing.T) {
 			t.Errorf("--%s=%s, %v", flag, got, err)
 		}
 	}
+	if same, err := beside(p); err != nil || same.Service != nil {
+		t.Errorf("the service itself: %+v, %v", same, err)
+	}
+	if other, err := beside(install.Paths{Root: p.Root, StateDir: "/second"}); err != nil || other.Service == nil || other.Service.State() != p.State() {
+		t.Errorf("something beside it: %+v, %v", other, err)
+	}
 	o := nodeOptions{dirs: dirs{p.State(), p.Run(), p.Config()}, netns: netns, cgroup: "dun-test"}
 	lock := filepath.Join(p.State(), "server", "raft", "lock")
 	write(lock, "")

@@ -32,6 +32,10 @@ type Paths struct {
 	// StateDir, RunDir and ConfigDir are the folders that the configuration
 	// file names instead of the usual ones; "" is the usual one.
 	StateDir, RunDir, ConfigDir string
+	// Service is set for a server or an agent that was started by hand, with a
+	// state folder of its own: the paths of this machine's service, of whose
+	// nothing is taken away.
+	Service *Paths
 }
 
 // The usual folders.
@@ -70,6 +74,9 @@ func (p Paths) State() string { return p.at(cmp.Or(p.StateDir, usualState)) }
 // States are the state folder and, where it is another one, the usual one,
 // which the unit makes all the same.
 func (p Paths) States() []string {
+	if p.Service != nil {
+		return []string{p.State()}
+	}
 	return slices.Compact([]string{p.State(), p.at(usualState)})
 }
 
@@ -159,15 +166,29 @@ var (
 // removable is what Remove takes away, without the folder of the configuration
 // file, and the folders that it removes if they are empty then.
 func removable(p Paths, keepState bool) (list, empty []string) {
-	named := func(dir, usual string, parts []string) {
-		if dir == p.at(usual) {
-			return
-		}
+	parts := func(dir string, parts []string) {
 		for _, part := range parts {
 			found, _ := filepath.Glob(filepath.Join(dir, part)) // the pattern is a good one
 			list = append(list, found...)
 		}
 		empty = append(empty, dir)
+	}
+	if s := p.Service; s != nil {
+		if p.Run() != s.Run() {
+			parts(p.Run(), RunParts)
+		}
+		if !keepState && p.Config() != s.Config() {
+			parts(p.Config(), ConfigParts)
+		}
+		if !keepState {
+			parts(p.State(), StateParts)
+		}
+		return list, empty
+	}
+	named := func(dir, usual string, list []string) {
+		if dir != p.at(usual) {
+			parts(dir, list)
+		}
 	}
 	list = append(list, p.Unit())
 	list = append(list, runParts(p)...)
@@ -215,7 +236,7 @@ func runParts(p Paths) []string {
 // Present says whether Remove would find anything.
 func Present(p Paths, keepState bool) bool {
 	list, _ := removable(p, keepState)
-	if !keepState {
+	if !keepState && p.Service == nil {
 		list = append(list, p.at(usualConfig))
 	}
 	return slices.ContainsFunc(list, there)
@@ -256,7 +277,7 @@ func Remove(p Paths, keepState bool) (did []string, err error) {
 		}
 	}
 	switch etc := p.at(usualConfig); {
-	case keepState:
+	case keepState, p.Service != nil:
 	case len(errs) == 0:
 		remove(etc)
 	case there(etc):

@@ -195,3 +195,44 @@ func TestAnotherAgentsUsualFolder(t *testing.T) {
 		t.Fatalf("%v, %v", err, tree(t, p.Root))
 	}
 }
+
+// TestBesideTheService: of what was started by hand its own part goes, and
+// nothing of the machine's service, whether that runs or not; nor of a folder
+// that both have.
+func TestBesideTheService(t *testing.T) {
+	root := t.TempDir()
+	service := Paths{Root: root}
+	self := filepath.Join(t.TempDir(), "dunlin")
+	put := func(files ...string) {
+		t.Helper()
+		for _, f := range files {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(f), 0o700), os.WriteFile(f, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put(self, service.ConfigFile(), service.at("run/dunlin/wasm/x"), service.at("run/dunlin/lock"), service.at("second/somebody's"))
+	if _, err := Install(Options{Role: "server", Self: self, Paths: service}); err != nil {
+		t.Fatal(err)
+	}
+	put(service.at("var/lib/dunlin/claims/x/y"), service.at("etc/dunlin/manifests/x"))
+	for _, p := range []Paths{
+		{Root: root, StateDir: "/second", RunDir: "/run/second", ConfigDir: "/etc/second", Service: &service},
+		{Root: root, StateDir: "/second", Service: &service},
+	} {
+		before := tree(t, root)
+		put(filepath.Join(p.State(), "claims/x/y"), filepath.Join(p.State(), "node/node.db"))
+		if p.RunDir != "" {
+			put(filepath.Join(p.Run(), "agent.sock"), filepath.Join(p.Config(), "join"))
+		}
+		if got := p.States(); !slices.Equal(got, []string{p.State()}) || !Present(p, false) {
+			t.Errorf("state folders: %v", got)
+		}
+		if _, err := Remove(p, false); err != nil {
+			t.Fatal(err)
+		}
+		if after := tree(t, root); !slices.Equal(before, after) || Present(p, false) {
+			t.Errorf("before %v, after %v", before, after)
+		}
+	}
+}
