@@ -244,9 +244,13 @@ func (a *app) takeAway(ctx context.Context, p install.Paths, o nodeOptions, keep
 		}
 		a.printf("removed  %s (compiled code of 'dunlin run'; other users have their own)\n", dir)
 	}
+	plugged, _ := filepath.Glob(filepath.Join(p.Config(), "cni", "*.conf*")) // the pattern is a good one
 	did, err := install.Remove(p, keep)
 	for _, s := range did {
 		a.printf("%s\n", s)
+	}
+	if len(plugged) > 0 {
+		a.notef("What CNI plugins keep for all pods stays (bridges, the chains of portmap): '%s' named them; 'ip link del BRIDGE' and a reboot take it away.\n", plugged[0])
 	}
 	if s := p.Service; s != nil && install.Present(*s, false) {
 		a.notef("The service of this machine (%s) stays: 'dunlin uninstall' without flags takes it away.\n", s.State())

@@ -131,6 +131,12 @@ func IsLocalVolume(v *corev1.PersistentVolume) bool {
 	return v.Annotations[AnnotationProvisionedBy] == LocalProvisioner && v.Spec.Local != nil
 }
 
+// DataGoes says whether a volume's data goes with it; else it stays where it is,
+// also when the PersistentVolume itself is deleted.
+func DataGoes(v *corev1.PersistentVolume) bool {
+	return v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
+}
+
 // LocalVolumeNode is the node of a volume of the built-in class; "" is none.
 func LocalVolumeNode(v *corev1.PersistentVolume) string {
 	if !IsLocalVolume(v) || v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {

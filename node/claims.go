@@ -175,7 +175,7 @@ func (a *Agent) doomed() (out []*corev1.PersistentVolume) {
 			a.log.Error("an assigned volume cannot be decoded and stays", "volume", o.Ref.Name, "err", err)
 			continue
 		}
-		if v.DeletionTimestamp != nil && manifests.LocalVolumeNode(v) == a.c.NodeName && slices.Contains(v.Finalizers, manifests.FinalizerData) {
+		if v.DeletionTimestamp != nil && manifests.DataGoes(v) && manifests.LocalVolumeNode(v) == a.c.NodeName && slices.Contains(v.Finalizers, manifests.FinalizerData) {
 			out = append(out, v)
 		}
 	}

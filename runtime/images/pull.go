@@ -284,6 +284,9 @@ func (p *Puller) config(ctx context.Context, session *registry.Session, d v1.Des
 	return err
 }
 
+// maxBlob is more than any layer has; sums of such sizes are numbers still.
+const maxBlob = 1 << 40
+
 // layers fetches what is missing, one after the other, after a look at the
 // space: the least that they take is their size twice, packed and unpacked.
 func (p *Puller) layers(ctx context.Context, session *registry.Session, r *resolved, at *place) error {
@@ -295,6 +298,9 @@ func (p *Puller) layers(ctx context.Context, session *registry.Session, r *resol
 		digest := l.Digest.String()
 		if seen[digest] || p.s.hasBlob(digest, l.Size) {
 			continue
+		}
+		if l.Size > maxBlob {
+			return badImage(r.name, "layer %.19s has %d bytes: that is no layer", digest, l.Size)
 		}
 		seen[digest] = true
 		missing = append(missing, l)

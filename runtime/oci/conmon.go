@@ -84,7 +84,10 @@ func (r *Runtime) monitor(ctx context.Context, s workload.Spec, rec record, dir 
 		err = werr // the first of two processes; the second has the container
 	}
 	if err != nil {
-		return 0, fmt.Errorf("start conmon: %w: %s", err, logTail(dir))
+		if text := logTail(dir); text != "" {
+			err = fmt.Errorf("%w: %s", err, text)
+		}
+		return 0, fmt.Errorf("start conmon: %w", err)
 	}
 	return awaitPID(ctx, syncR, dir)
 }

@@ -61,7 +61,8 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
 	}
 	pidfile := filepath.Join(tmp, "pid")
-	args := []string{"exec", "--process", filepath.Join(tmp, "process.json"), "--pid-file", pidfile}
+	log := filepath.Join(tmp, "log")
+	args := []string{"--log", log, "exec", "--process", filepath.Join(tmp, "process.json"), "--pid-file", pidfile}
 	if s.TTY {
 		args = append(args, "--tty")
 	}
@@ -87,13 +88,35 @@ func (r *Runtime) Exec(ctx context.Context, id workload.ID, argv []string, s wor
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		if code := exit.ExitCode(); code >= 0 {
-			return code, nil
+			if _, err := os.Stat(pidfile); err == nil {
+				return code, nil
+			}
+			return notExecuted(log), nil
 		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("exec in %s: %w", id.Container, err)
 	}
 	return 0, nil
+}
+
+// Exit codes of a shell for a command that cannot be executed, and for one that
+// is not there (POSIX.1-2017, section 2.8.2).
+const (
+	exitCannotExecute = 126
+	exitNotFound      = 127
+)
+
+// notExecuted is the code of a command that never ran, by the program's log:
+// runc and crun say themselves why, where the command's own complaints would go,
+// and in plain words only when their log is a file.
+func notExecuted(log string) int {
+	text, err := os.ReadFile(log)
+	said := strings.ToLower(string(text))
+	if err == nil && (strings.Contains(said, "no such file") || strings.Contains(said, "not found")) {
+		return exitNotFound
+	}
+	return exitCannotExecute
 }
 
 // pidTries bounds, in units of 10 ms, how long a command that is to end is

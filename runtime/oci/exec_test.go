@@ -46,6 +46,33 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// TestExecOfNothing: a command that is not there, or is no program, ends as in a
+// shell, and one line says why; one that ends with 255 by itself says nothing.
+func TestExecOfNothing(t *testing.T) {
+	b := newBench(t)
+	s := b.sh("nothing", "sleep 1000")
+	b.start(s)
+	for _, c := range []struct {
+		argv []string
+		code int
+		says string
+	}{
+		{[]string{"/no/such"}, 127, "/no/such"},
+		{[]string{"nosuch"}, 127, "nosuch"},
+		{[]string{"/etc"}, 126, "/etc"},
+		{[]string{"sh", "-c", "exit 255"}, 255, ""},
+	} {
+		for _, tty := range []bool{false, true} {
+			var out, errs bytes.Buffer
+			code, err := b.Exec(t.Context(), s.ID, c.argv, workload.Streams{TTY: tty, Stdout: &out, Stderr: &errs})
+			text := errs.String() + out.String()
+			if err != nil || code != c.code || !strings.Contains(text, c.says) || strings.Contains(text, "level=") || (c.says == "") != (text == "") || strings.Count(text, "\n") > 1 {
+				t.Errorf("%v, terminal %v: code %d, %v, %q", c.argv, tty, code, err, text)
+			}
+		}
+	}
+}
+
 // slowWriter takes nothing until it may.
 type slowWriter struct {
 	may chan struct{}

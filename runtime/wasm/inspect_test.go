@@ -34,7 +34,7 @@ func TestWhatIsNoModule(t *testing.T) {
 		"gzip":             {[]byte("\x1f\x8b\x08\x00\x00\x00\x00\x00"), "gzip"},
 		"HTML":             {[]byte("<!DOCTYPE html>\n<title>404</title>"), "web page"},
 		"text format":      {file("print.wat"), ".wat"},
-		"text":             {[]byte("#!/bin/sh\necho hi\n"), "text file that begins with \"#!/bin/sh\""},
+		"text":             {[]byte("#!/bin/sh\necho hi\n"), "this is a text file"},
 		"noise":            {[]byte{0xff, 0xfe, 0, 1, 2, 3, 4, 5, 6}, "begins with ff fe"},
 		"only the magic":   {whole[:4], "cut off after 4 bytes"},
 		"only the header":  {whole[:8], "no _start"},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -139,6 +140,36 @@ func TestClaimOutlivesItsPods(t *testing.T) {
 	c.Eventually(30*time.Second, "the volume is gone", goneNow(c.Get, "pv/"+volume))
 	if got := folders(c.Dir); len(got) != 0 {
 		t.Fatalf("folders %v", got)
+	}
+	dataIsRetained(t, c)
+}
+
+// dataIsRetained: of a class that retains, data stays when the claim goes, and
+// when the volume goes, which then is nobody's.
+func dataIsRetained(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	c.Apply("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: keep}\nprovisioner: dunlin.dev/local\nreclaimPolicy: Retain\nvolumeBindingMode: WaitForFirstConsumer\n")
+	c.Apply(strings.Replace(claimData, "spec:", "spec:\n  storageClassName: keep", 1))
+	c.Apply(journal("five", ""))
+	c.WaitReady("app=five", 1)
+	c.Run("delete", "pod", "five")
+	c.Run("delete", "pvc", "data")
+	c.Eventually(30*time.Second, "the claim is gone", goneNow(c.Get, "pvc/data"))
+	kept := folders(c.Dir)
+	if len(kept) != 1 {
+		t.Fatalf("folders %v", kept)
+	}
+	c.Run("delete", "pv", kept[0])
+	c.Eventually(30*time.Second, "the volume is gone", goneNow(c.Get, "pv/"+kept[0]))
+	c.Eventually(30*time.Second, "it says where its data is", func() error {
+		if out := c.Run("events"); !strings.Contains(out, "DataKept") || !strings.Contains(out, kept[0]+" on node e2e") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	if b, err := os.ReadFile(filepath.Join(c.Dir, "state", "claims", kept[0], "journal")); err != nil || !strings.Contains(string(b), "five") {
+		found, _ := exec.Command("find", filepath.Join(c.Dir, "state", "claims")).Output()
+		t.Errorf("the data is gone: %q, %v: %s", b, err, found)
 	}
 }
 

@@ -270,8 +270,14 @@ func decideVolume(f *volumeFacts) step {
 			return phase(v, corev1.VolumeBound, "")
 		case protected:
 			return step{verb: unprotect}
-		case f.dead && slices.Contains(v.Finalizers, manifests.FinalizerData):
+		case !slices.Contains(v.Finalizers, manifests.FinalizerData):
+			return step{}
+		case f.dead:
 			return step{verb: releaseData}
+		case !manifests.DataGoes(v):
+			s := tell(false, "DataKept", "the data stays in %s on node %s: nothing in the cluster uses it any more, and nobody else removes it", localPath(v), manifests.LocalVolumeNode(v))
+			s.verb = releaseData
+			return s
 		}
 		return step{}
 	}
@@ -293,7 +299,7 @@ func decideVolume(f *volumeFacts) step {
 
 // decideReleased: the volume's claim is gone.
 func decideReleased(v *corev1.PersistentVolume) step {
-	if v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+	if !manifests.DataGoes(v) {
 		return phase(v, corev1.VolumeReleased, "")
 	}
 	if manifests.IsLocalVolume(v) {
@@ -306,6 +312,13 @@ func decideReleased(v *corev1.PersistentVolume) step {
 		return phase(v, corev1.VolumeReleased, "") // its provisioner deletes it
 	}
 	return phase(v, corev1.VolumeFailed, "nobody here deletes a volume that was made by hand: empty it and delete the PersistentVolume, or remove spec.claimRef to use it again")
+}
+
+func localPath(v *corev1.PersistentVolume) string {
+	if v.Spec.Local == nil {
+		return v.Name
+	}
+	return v.Spec.Local.Path
 }
 
 func phase(v *corev1.PersistentVolume, p corev1.PersistentVolumePhase, message string) step {

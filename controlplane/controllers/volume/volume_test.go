@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -200,6 +201,40 @@ func TestOnlyTheNodeLetsGo(t *testing.T) {
 		if !dead && (left[0].DeletionTimestamp == nil || !slices.Equal(left[0].Finalizers, []string{manifests.FinalizerData})) {
 			t.Fatalf("%+v", left[0].ObjectMeta)
 		}
+	}
+}
+
+// TestRetainedDataStays: a volume that retains its data goes without its node,
+// which is not asked to remove anything, and the event says where the data is.
+func TestRetainedDataStays(t *testing.T) {
+	w := world(t)
+	w.AddNode("a")
+	w.Create(claimOf("c"))
+	choose(w, "c", "a")
+	w.Settle(New(w.Env()))
+	name := claimNow(w, "c").Spec.VolumeName
+	fixture.Change(w, volumeGK, "", name, registry.Main, func(v *corev1.PersistentVolume) {
+		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	})
+	w.Delete(claimGK, "default", "c", "")
+	w.Settle(New(w.Env()))
+	left := fixture.List[*corev1.PersistentVolume](w, volumeGK, "")
+	if len(left) != 1 || left[0].Status.Phase != corev1.VolumeReleased || left[0].DeletionTimestamp != nil {
+		t.Fatalf("%d volumes, %+v", len(left), left[0])
+	}
+	w.Delete(volumeGK, "", name, "")
+	w.Settle(New(w.Env()))
+	if waits := fixture.List[*corev1.PersistentVolume](w, volumeGK, ""); len(waits) != 0 {
+		t.Fatalf("it waits for its node, which would remove the data: %+v", waits[0].ObjectMeta)
+	}
+	if s := decideVolume(&volumeFacts{volume: left[0]}); s.verb != nothing {
+		t.Errorf("not deleted: %+v", s)
+	}
+	now := metav1.Now()
+	going := left[0].DeepCopy()
+	going.DeletionTimestamp, going.Finalizers = &now, []string{manifests.FinalizerData}
+	if s := decideVolume(&volumeFacts{volume: going}); s.verb != releaseData || s.reason != "DataKept" || !strings.Contains(s.note, going.Spec.Local.Path+" on node a") {
+		t.Errorf("%+v", s)
 	}
 }
 
