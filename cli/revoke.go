@@ -14,7 +14,7 @@ import (
 
 func (a *app) nodeCmd() *cobra.Command {
 	c := &cobra.Command{
-		Use: "node", Short: "Say that a node is lost or stolen", Args: cobra.NoArgs,
+		Use: "node", Short: "Say that a node is lost or stolen, or may follow a restored state", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	revoke := &cobra.Command{
@@ -56,7 +56,7 @@ object stays: 'dunlin delete node NAME' removes it.`,
 			return nil
 		},
 	}
-	c.AddCommand(revoke, a.declareDeadCmd())
+	c.AddCommand(revoke, a.declareDeadCmd(), a.acceptRestoreCmd())
 	return c
 }
 

@@ -127,6 +127,7 @@ func (a *app) offlineCommand(use, short, long, example string, args cobra.Positi
 			if out.Moved != "" {
 				a.notef("the state before is in %s\n", out.Moved)
 			}
+			a.notef("Nodes that have a newer state than this hold what they run, and say so ('dunlin get nodes': HeldAfterRestore). Apply again what shall stay; then 'dunlin node accept-restore NAME' (or --all) makes them follow.\n")
 			a.notef("Start this server now. Nodes come back by themselves. On every other server: stop it, remove its --state-dir/server, and start it with --join and a new line of 'dunlin token create --server'.\n")
 			return nil
 		},
@@ -142,7 +143,8 @@ func (a *app) snapshotRestoreCmd() *cobra.Command {
 
 The server is then the only one of its cluster, in a new recovery epoch: other
 servers are shut out until they join again. The state before is kept beside.
-Pods that the snapshot does not know are stopped by their nodes.`,
+Nodes that have seen a newer state do not roll back: they hold what they have of
+it, and say so, until 'dunlin node accept-restore' lets them follow.`,
 		`  dunlin snapshot restore /mnt/usb/dunlin-2026-11-30.snapshot --yes`, cobra.ExactArgs(1),
 		func(cmd *cobra.Command, stateDir string, args []string, log *slog.Logger) (consensus.Recovered, error) {
 			return controlplane.Restore(cmd.Context(), stateDir, args[0], log)

@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // why is the answer to "why does it not run": one current reason, since
@@ -199,6 +201,8 @@ func whyContainer(p *corev1.Pod, s *corev1.ContainerStatus, local bool) (why, bo
 	reason := strings.TrimSuffix(w.Reason+": "+w.Message, ": ")
 	next := "it is tried again by itself"
 	switch {
+	case w.Reason == manifests.ReasonHeldAfterRestore:
+		next = "'dunlin describe node " + p.Spec.NodeName + "' says what is held there; apply again what shall stay, then 'dunlin node accept-restore " + p.Spec.NodeName + "'"
 	case w.Reason == "Disconnected":
 		next = command(true, "describe node %s", p.Spec.NodeName) + " on that machine says why no server is reached; the pod then starts by itself"
 	case local && w.Reason == "CreateContainerConfigError":

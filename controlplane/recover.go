@@ -15,6 +15,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/consensus"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/pki"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // offline is the configuration of the consensus folder of a server that does
@@ -117,4 +118,14 @@ func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) {
 		s.log.Warn("snapshot not sent", "err", err)
 		panic(http.ErrAbortHandler) // the client sees that it is cut short
 	}
+}
+
+// lostVersions are the versions that recoveries gave up, for nodes.
+func (s *Server) lostVersions() []wire.Lost {
+	lost := s.raft.State().Facts().Lost
+	out := make([]wire.Lost, len(lost))
+	for i, l := range lost {
+		out[i] = wire.Lost(l)
+	}
+	return out
 }

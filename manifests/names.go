@@ -97,6 +97,17 @@ const (
 // waits for more than a minute says what for; its time is the deletion's.
 const ConditionDeletionBlocked = Prefix + "DeletionBlocked"
 
+// After a restore of the cluster to an older state a node may hold what it
+// has of the state that was given up: its condition ConditionHeldAfterRestore
+// says so, a pod that waits for that has the reason ReasonHeldAfterRestore, and
+// AnnotationAcceptRestore on the Node, with the number of the recovery epoch,
+// makes it follow.
+const (
+	ConditionHeldAfterRestore corev1.NodeConditionType = "HeldAfterRestore"
+	ReasonHeldAfterRestore                             = "HeldAfterRestore"
+	AnnotationAcceptRestore                            = Prefix + "accept-restore"
+)
+
 // ConditionDraining of a pod that ends says how many connections are still
 // open to its ports; its transition time is since when.
 const ConditionDraining corev1.PodConditionType = Prefix + "Draining"

@@ -57,7 +57,7 @@ type Agent struct {
 	changed  chan struct{} // 1: look at assignment and static pods again
 	assigned chan struct{} // the assignment is another one
 	finished chan string   // uids of workers that ended
-	unknown  chan []string // uids that the cluster does not know
+	unknown  chan unknownPods
 
 	// Owned by the main loop.
 	workers map[string]*worker
@@ -87,6 +87,12 @@ type Agent struct {
 	look       chan struct{} // the machine loop shall look now
 }
 
+// unknownPods are uids that the cluster does not know, in its epoch.
+type unknownPods struct {
+	uids  []string
+	epoch uint64
+}
+
 // podInfo is what others may ask about a pod.
 type podInfo struct {
 	worker   *worker
@@ -107,7 +113,7 @@ func New(c Config) (*Agent, error) {
 		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(), fig: newFigures(),
 		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}), look: make(chan struct{}, 1),
 		known: map[string]podInfo{}, changed: make(chan struct{}, 1), assigned: make(chan struct{}, 1),
-		finished: make(chan string), unknown: make(chan []string),
+		finished: make(chan string), unknown: make(chan unknownPods),
 		pressures: newPressures(c.Eviction), volumesIn: newInUse(), unlimited: map[string]bool{}, volumesNews: make(chan struct{}, 1),
 		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
 	}
@@ -119,6 +125,9 @@ func New(c Config) (*Agent, error) {
 		a.log.Warn("what this node kept under seal does not open: its board or sealing key is another one; it is fetched again", "objects", len(asg.Lost))
 	}
 	a.setAssignment(asg)
+	if text := heldText(&asg, c.NodeName); text != "" {
+		a.log.Warn("still held: "+text, "epoch", asg.Epoch)
+	}
 	gones, err := c.Store.Gones()
 	if err != nil {
 		return nil, fmt.Errorf("read tombstones: %w", err)
@@ -216,8 +225,8 @@ func (a *Agent) mainLoop(ctx context.Context) {
 		case <-a.changed:
 		case uid := <-a.finished:
 			delete(a.workers, uid)
-		case uids := <-a.unknown:
-			a.noteUnknown(uids)
+		case said := <-a.unknown:
+			a.noteUnknown(said)
 		}
 		a.reconcile(ctx)
 	}
@@ -340,7 +349,7 @@ func (a *Agent) isGone(uid string) bool {
 }
 
 // acknowledged takes the server's word on what was reported.
-func (a *Agent) acknowledged(gone, unknown []string) {
+func (a *Agent) acknowledged(gone, unknown []string, epoch uint64) {
 	a.goneMu.Lock()
 	for _, uid := range gone {
 		if g, ok := a.gones[uid]; ok && !g.Acked {
@@ -354,7 +363,7 @@ func (a *Agent) acknowledged(gone, unknown []string) {
 	}
 	if len(unknown) > 0 {
 		select {
-		case a.unknown <- unknown:
+		case a.unknown <- unknownPods{unknown, epoch}:
 		case <-a.quit:
 		}
 	}

@@ -154,6 +154,7 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 		a.pulled(resultUnchanged)
 		return nil
 	}
+	hold(old, next, reply.Lost, a.running, a.c.NodeName)
 	// Durable first: what is acted on is what an offline boot will find.
 	if err := a.c.Store.SaveAssignment(*next); err != nil {
 		a.pulled(resultError)
@@ -162,6 +163,7 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	}
 	a.pulled(resultOK)
 	a.setAssignment(*next)
+	a.tellHeld(&old, next)
 	if err := a.c.Network.SetCIDRs(next.PodCIDRs); err != nil {
 		a.log.Error("pod address ranges cannot be used", "cidrs", next.PodCIDRs, "err", err)
 	}

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/dunlin-project/dunlin/manifests"
+	"github.com/dunlin-project/dunlin/node/store"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -34,6 +36,9 @@ func (a *Agent) Pods() []*corev1.Pod {
 		pod.APIVersion, pod.Kind = "v1", "Pod"
 		if i.status != nil {
 			pod.Status = statusHere(&pod.Status, i.status)
+		}
+		if a.asg.Held[string(pod.UID)].Kind == store.HoldPod && pod.Status.Reason == "" {
+			pod.Status.Reason, pod.Status.Message = manifests.ReasonHeldAfterRestore, heldText(&a.asg, a.c.NodeName)
 		}
 		out = append(out, pod)
 	}

@@ -231,6 +231,9 @@ func (a *Agent) nodeConditions(f MachineFacts) []corev1.NodeCondition {
 	case f.ContainersMessage != "":
 		conds = append(conds, corev1.NodeCondition{Type: RunsContainers, Status: corev1.ConditionTrue, Reason: "RuntimeWorks", Message: f.ContainersMessage})
 	}
+	if c, ok := a.heldCondition(); ok {
+		conds = append(conds, c)
+	}
 	now := metav1.NewTime(a.c.Clock.Now().UTC().Truncate(time.Second))
 	for i := range conds {
 		c := &conds[i]

@@ -103,6 +103,7 @@ func (a *Agent) match(ctx context.Context, wishes []wish, want map[string]bool, 
 		}
 		want[uid] = true
 		if w := a.workers[uid]; w != nil {
+			a.setBack(w, a.heldBack(pod, w))
 			a.hand(w, wi)
 			continue
 		}
@@ -126,11 +127,26 @@ func (a *Agent) match(ctx context.Context, wishes []wish, want map[string]bool, 
 
 func (a *Agent) nameTaken(pod *corev1.Pod) bool {
 	for _, w := range a.workers {
-		if w.first.Namespace == pod.Namespace && w.first.Name == pod.Name {
+		if w.first.Namespace == pod.Namespace && w.first.Name == pod.Name && w.first.UID != pod.UID {
 			return true
 		}
 	}
 	return false
+}
+
+// setBack tells a worker whether its pod is held back.
+func (a *Agent) setBack(w *worker, back *failure) {
+	if w.back == (back != nil) {
+		return
+	}
+	w.back = back != nil
+	a.mu.Lock()
+	if i, ok := a.known[w.uid]; ok {
+		i.inactive = w.back || w.mute
+		a.known[w.uid] = i
+	}
+	a.mu.Unlock()
+	w.box.tell(func(m *mailbox) { m.back = &back })
 }
 
 // hand gives a worker its pod's newest object, if it is new.
@@ -175,7 +191,9 @@ func (a *Agent) start(ctx context.Context, wi wish) {
 	}
 	w.first = pod
 	w.mute = rec == nil && ended(pod.Status.Phase)
-	if rec == nil && !w.mute {
+	back := a.heldBack(pod, nil)
+	w.back, w.state.back = back != nil, back
+	if rec == nil && !w.mute && !w.back {
 		if v := a.admit(pod); v != nil {
 			w.state.rec.Verdict = v
 			w.event(note{warning: true, reason: v.Reason, message: v.Message})
@@ -191,7 +209,7 @@ func (a *Agent) start(ctx context.Context, wi wish) {
 	s := &w.state
 	a.known[w.uid] = podInfo{
 		worker: w, pod: pod, assigned: pod, version: wi.version,
-		inactive: w.mute || s.rec.Verdict != nil || s.rec.Finished,
+		inactive: w.mute || w.back || s.rec.Verdict != nil || s.rec.Finished,
 	}
 	w.refs = a.refsSerial
 	a.mu.Unlock()
@@ -209,13 +227,14 @@ func (a *Agent) start(ctx context.Context, wi wish) {
 
 // noteUnknown stops pods that the cluster says it does not have, until an
 // assignment newer than that says otherwise.
-func (a *Agent) noteUnknown(uids []string) {
-	for _, uid := range uids {
+func (a *Agent) noteUnknown(said unknownPods) {
+	for _, uid := range said.uids {
 		w := a.workers[uid]
 		switch {
 		case w == nil:
 		case isStatic(w.first):
 			a.reports.resend(uid)
+		case said.epoch > a.Epoch() || a.heldAs(uid) == store.HoldPod: // the assignment of that epoch decides, or has decided
 		default:
 			a.strays[uid] = a.Generation()
 			w.log.Warn("the cluster does not know this pod any more: stopping it")

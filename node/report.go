@@ -316,7 +316,7 @@ func (a *Agent) reportOnce(ctx context.Context) (again bool, err error) {
 		}
 		a.reported(resultOK)
 		gone, unknown, again := a.reports.answered(p, reply)
-		a.acknowledged(gone, unknown)
+		a.acknowledged(gone, unknown, reply.Epoch)
 		if again {
 			return true, nil
 		}

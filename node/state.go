@@ -166,6 +166,7 @@ type podState struct {
 	// closes: its runtime takes no new connections for a container once that
 	// is asked to end.
 	closes bool
+	back   *failure // why nothing of it is begun
 }
 
 func (s podState) clone() podState {

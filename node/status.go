@@ -200,6 +200,9 @@ func (s *podState) terminated(e *store.Exit, f facts, name string) corev1.Contai
 }
 
 func (s *podState) waiting(c *ctrState) *corev1.ContainerStateWaiting {
+	if f := s.back; f != nil && !c.rec.Begun {
+		return &corev1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
+	}
 	w := &corev1.ContainerStateWaiting{Reason: reasonCreating}
 	hasInit := len(s.pod.Spec.InitContainers) > 0
 	if hasInit && !s.rec.Initialized {

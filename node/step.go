@@ -51,6 +51,7 @@ type observed struct {
 	removed bool
 	evict   *store.Verdict // the node cannot keep it
 	images  []string       // that came to this node
+	back    **failure      // why it is held back now, or nil: that is as it was
 	// runs has an entry for each container whose current attempt was read.
 	runs map[int]run
 }
@@ -80,6 +81,9 @@ func step(s podState, o observed, now moment) (podState, action) {
 	if s.over() {
 		return s.stopStep(now)
 	}
+	if s.back != nil {
+		return s, action{}
+	}
 	return s.runStep(now)
 }
 
@@ -90,6 +94,9 @@ func (s *podState) observe(o observed, now moment) {
 		s.setPod(o.pod)
 	}
 	s.removed = s.removed || o.removed
+	if o.back != nil {
+		s.back = *o.back
+	}
 	if o.evict != nil && !s.over() {
 		s.rec.Verdict = o.evict
 	}
@@ -135,7 +142,7 @@ func (s *podState) judge(now moment) {
 		s.stopSince = now.mono
 		s.release.at = time.Time{}
 	}
-	if d := s.pod.Spec.ActiveDeadlineSeconds; d != nil && !s.over() && now.mono.Sub(s.activeSince) >= time.Duration(*d)*time.Second {
+	if d := s.pod.Spec.ActiveDeadlineSeconds; d != nil && !s.over() && s.back == nil && now.mono.Sub(s.activeSince) >= time.Duration(*d)*time.Second {
 		s.rec.Verdict = &store.Verdict{
 			Reason:  "DeadlineExceeded",
 			Message: "Pod was active on the node longer than the specified deadline",

@@ -34,6 +34,7 @@ type mailbox struct {
 	extend  bool // the lease was renewed: stop deadlines move
 	evict   *store.Verdict
 	images  []string // that are here now
+	back    **failure
 }
 
 func (m *mailbox) tell(f func(*mailbox)) {
@@ -59,6 +60,7 @@ type worker struct {
 	rt      workload.Runtime // nil: unsupported
 
 	first   *corev1.Pod     // as it was when the worker began
+	back    bool            // the pod is held back; main loop only
 	refs    uint64          // serial of the assignment last told about; main loop only
 	closing <-chan struct{} // the agent ends
 	// born is when this node first saw the pod; zero once its start was
@@ -209,9 +211,9 @@ func (w *worker) measureStart() {
 // observe takes the mail and reads the runtime where needed.
 func (w *worker) observe(ctx context.Context, all bool) observed {
 	w.box.mu.Lock()
-	o := observed{pod: w.box.pod, removed: w.box.removed, evict: w.box.evict, images: w.box.images}
+	o := observed{pod: w.box.pod, removed: w.box.removed, evict: w.box.evict, images: w.box.images, back: w.box.back}
 	look, refs, extend := w.box.look, w.box.refs, w.box.extend
-	w.box.pod, w.box.look, w.box.refs, w.box.extend, w.box.evict, w.box.images = nil, false, false, false, nil, nil
+	w.box.pod, w.box.look, w.box.refs, w.box.extend, w.box.evict, w.box.images, w.box.back = nil, false, false, false, nil, nil, nil
 	w.box.mu.Unlock()
 	if o.pod != nil {
 		w.state.setPod(o.pod)

@@ -85,6 +85,10 @@ type Object struct {
 	UID             string `cbor:"2,keyasint"`
 	ResourceVersion uint64 `cbor:"3,keyasint"`
 	Data            []byte `cbor:"4,keyasint"`
+	// Revision is the object's version in the cluster when this content was
+	// sent, for kinds whose ResourceVersion here is a hash of what the node
+	// needs of them.
+	Revision uint64 `cbor:"5,keyasint,omitempty"`
 }
 
 // PullRequest asks for the assignment. Have lists what the node holds, so
@@ -110,6 +114,16 @@ type Assignment struct {
 	Keyring   [][]byte `cbor:"9,keyasint,omitempty"` // gossip keys of the site, first is primary
 	Site      string   `cbor:"10,keyasint,omitempty"`
 	Seeds     []string `cbor:"11,keyasint,omitempty"` // gossip addresses of the site
+	// Lost are the versions that recoveries of the cluster gave up.
+	Lost []Lost `cbor:"12,keyasint,omitempty"`
+}
+
+// Lost are the versions after After and up to Before, which were given up when
+// Epoch began.
+type Lost struct {
+	Epoch  uint64 `cbor:"1,keyasint"`
+	After  uint64 `cbor:"2,keyasint"`
+	Before uint64 `cbor:"3,keyasint"`
 }
 
 // PodReport is the newest status of one pod. Terminal entries are kept by
@@ -175,6 +189,9 @@ type ReportReply struct {
 	Unknown   []string `cbor:"3,keyasint,omitempty"`
 	Retry     []string `cbor:"4,keyasint,omitempty"` // lost a race: send again
 	Refused   string   `cbor:"5,keyasint,omitempty"`
+	// Epoch is the recovery epoch in which this was said: a node that has no
+	// assignment of it yet does not act on Unknown. 0: not told.
+	Epoch uint64 `cbor:"6,keyasint,omitempty"`
 }
 
 // StreamRequest asks the node, over its own connection, to open a stream

@@ -155,7 +155,7 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 	keys := a.s.site(n.site).Keyring
 	sess.sent(n.gen, keys)
 	out.PodCIDRs, out.Servers, out.Site = n.cidrs, a.s.cfg.Servers(), n.site
-	out.Keyring, out.Seeds = keys, a.s.seeds(n.site, sess.node)
+	out.Keyring, out.Seeds, out.Lost = keys, a.s.seeds(n.site, sess.node), a.s.cfg.Lost()
 	for i := range n.order {
 		e := &n.order[i]
 		if e.skip {
@@ -173,7 +173,11 @@ func (a *assigner) pull(ctx context.Context, sess *session, r *wire.PullRequest)
 		if err != nil {
 			return nil, err
 		}
-		out.Objects = append(out.Objects, wire.Object{Ref: e.ref(), UID: e.uid(), ResourceVersion: e.version, Data: data})
+		o := wire.Object{Ref: e.ref(), UID: e.uid(), ResourceVersion: e.version, Data: data}
+		if rv := e.rec.Header.ResourceVersion; rv != e.version {
+			o.Revision = rv
+		}
+		out.Objects = append(out.Objects, o)
 	}
 	if err := a.sendTokens(n, r.Have, out); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package nodeapi
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -231,5 +233,23 @@ func TestPortsText(t *testing.T) {
 		if _, err := portsText(bad); err == nil {
 			t.Fatalf("%v is taken", bad)
 		}
+	}
+}
+
+// A pod that a restored state shows as Running, and that its node holds back,
+// keeps its phase and is not Ready; nothing else goes back to Pending.
+func TestHeldBackPodKeepsItsPhase(t *testing.T) {
+	pod := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.42.0.7", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: "True"}}}}
+	said := &corev1.PodStatus{
+		Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: "False"}},
+		ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: manifests.ReasonHeldAfterRestore}}}},
+	}
+	out, err := mergePodStatus(pod, said)
+	if err != nil || out.Phase != corev1.PodRunning || out.PodIP != "" || out.Conditions[0].Status != "False" || said.Phase != corev1.PodPending {
+		t.Errorf("%+v, %v", out, err)
+	}
+	said.ContainerStatuses[0].State.Waiting.Reason = "ContainerCreating"
+	if _, err := mergePodStatus(pod, said); !errors.Is(err, errArrow) {
+		t.Errorf("back to Pending: %v", err)
 	}
 }

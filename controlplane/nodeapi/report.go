@@ -48,7 +48,7 @@ func (s *Server) report(ctx context.Context, sess *session, r *wire.Report) (*wi
 	if last, ok := s.order(sess.uid, r.BootID, r.Seq); !ok {
 		return &wire.ReportReply{Seq: last, Refused: fmt.Sprintf("report %d is older than %d, which came before", r.Seq, last)}, nil
 	}
-	reply := &wire.ReportReply{Seq: r.Seq}
+	reply := &wire.ReportReply{Seq: r.Seq, Epoch: s.cfg.Epoch()}
 	if len(r.Node) > 0 {
 		said, err := decodeNode(r.Node)
 		if err != nil {
@@ -263,6 +263,11 @@ func nodeOwnsCondition(t corev1.PodConditionType) bool {
 // unless the node sets one of that type itself (it evicts, too).
 func mergePodStatus(pod *corev1.Pod, said *corev1.PodStatus) (corev1.PodStatus, error) {
 	cur := &pod.Status
+	if cur.Phase == corev1.PodRunning && heldBack(said) {
+		// The restored state says that it runs, and a phase does not go back.
+		said = said.DeepCopy()
+		said.Phase = corev1.PodRunning
+	}
 	from, to := stage(cur.Phase), stage(said.Phase)
 	if err := state.CheckStage(state.ActorNode, from, to); err != nil {
 		return corev1.PodStatus{}, fmt.Errorf("%w: %w", errArrow, err)
@@ -303,6 +308,14 @@ func mergePodStatus(pod *corev1.Pod, said *corev1.PodStatus) (corev1.PodStatus, 
 		return *cur, nil
 	}
 	return out, nil
+}
+
+// heldBack says whether the node does not start the pod, since it holds what it
+// ran before the cluster was restored.
+func heldBack(said *corev1.PodStatus) bool {
+	return said.Phase == corev1.PodPending && slices.ContainsFunc(slices.Concat(said.InitContainerStatuses, said.ContainerStatuses), func(c corev1.ContainerStatus) bool {
+		return c.State.Waiting != nil && c.State.Waiting.Reason == manifests.ReasonHeldAfterRestore
+	})
 }
 
 func newerCondition(cur, said corev1.PodCondition) corev1.PodCondition {

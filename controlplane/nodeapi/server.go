@@ -72,6 +72,8 @@ type Config struct {
 	ClusterID  string
 	// Epoch is the recovery epoch of this cluster; nil is 1 for ever.
 	Epoch func() uint64
+	// Lost are the versions that recoveries gave up; nil is none.
+	Lost func() []wire.Lost
 	// HigherEpoch is called when a node has seen a higher epoch than ours: this
 	// server is a leftover of before a recovery and must stop writing. node is
 	// its uid, as its certificate says; it must not block.
@@ -156,6 +158,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	if cfg.Epoch == nil {
 		cfg.Epoch = func() uint64 { return 1 }
+	}
+	if cfg.Lost == nil {
+		cfg.Lost = func() []wire.Lost { return nil }
 	}
 	if cfg.Servers == nil {
 		cfg.Servers = func() []string { return nil }

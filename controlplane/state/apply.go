@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -253,7 +254,15 @@ func (a *application) bootstrap(o *Op) Result {
 
 func (a *application) recover(*Op) Result {
 	a.facts.Epoch++
-	a.rv += epochStep
+	l := Lost{Epoch: a.facts.Epoch, After: a.rv, Before: a.rv + epochStep}
+	lost := slices.Clone(a.facts.Lost) // views share the old one
+	// Several steps may come at once, of which nothing lies between.
+	if n := len(lost); n > 0 && lost[n-1].Before == a.rv {
+		l.After, lost = lost[n-1].After, lost[:n-1]
+	}
+	lost = append(lost, l)
+	a.facts.Lost = lost[max(0, len(lost)-maxLost):]
+	a.rv = l.Before
 	a.events, a.reset, a.resetAt = nil, true, a.rv
 	return Result{ResourceVersion: a.rv}
 }

@@ -25,12 +25,13 @@ func TestEveryFieldHasALevel(t *testing.T) {
 		"HostPort":  {1: "1-3"},
 		"Quantity":  {1: "1-2"},
 		"Body":      {1: "1-2"},
-		"Facts":     {1: "1-4"},
+		"Facts":     {1: "1-5"},
+		"Lost":      {1: "1-3"},
 		"imageHead": {1: "1-4"},
 	}
 	for _, typ := range []reflect.Type{
 		reflect.TypeFor[entry](), reflect.TypeFor[Op](), reflect.TypeFor[Record](), reflect.TypeFor[Header](), reflect.TypeFor[Key](), reflect.TypeFor[Owner](),
-		reflect.TypeFor[HostPort](), reflect.TypeFor[Quantity](), reflect.TypeFor[Body](), reflect.TypeFor[Facts](), reflect.TypeFor[imageHead](),
+		reflect.TypeFor[HostPort](), reflect.TypeFor[Quantity](), reflect.TypeFor[Body](), reflect.TypeFor[Facts](), reflect.TypeFor[Lost](), reflect.TypeFor[imageHead](),
 	} {
 		known := map[int]bool{}
 		for _, span := range levels[typ.Name()] {

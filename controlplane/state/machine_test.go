@@ -3,6 +3,8 @@ package state
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 )
@@ -137,5 +139,32 @@ func TestWatch(t *testing.T) {
 	}
 	if got := m.Facts().Epoch; got != 2 {
 		t.Errorf("epoch %d", got)
+	}
+}
+
+// Each recovery gives up the versions that it skips; steps at once are one.
+func TestRecoveriesTellWhatIsLost(t *testing.T) {
+	m, l := newCluster(t)
+	must(t, l, create(newPod("a", 1)))
+	first := m.Snapshot().ResourceVersion()
+	must(t, l, Op{Type: OpRecover})
+	view := m.Facts().Lost
+	must(t, l, Op{Type: OpRecover}, create(newPod("b", 1)))
+	second := m.Snapshot().ResourceVersion()
+	if want := []Lost{{Epoch: 3, After: first, Before: first + 2<<32}}; !slices.Equal(m.Facts().Lost, want) || second != want[0].Before+1 {
+		t.Fatalf("lost %v at %d, want %v", m.Facts().Lost, second, want)
+	}
+	if want := []Lost{{Epoch: 2, After: first, Before: first + 1<<32}}; !slices.Equal(view, want) {
+		t.Errorf("an older view changed: %v", view)
+	}
+	must(t, l, Op{Type: OpRecover})
+	if got := m.Facts().Lost; len(got) != 2 || got[1] != (Lost{Epoch: 4, After: second, Before: second + 1<<32}) {
+		t.Errorf("lost %v after %d", got, second)
+	}
+	for i := range maxLost {
+		must(t, l, create(newPod(fmt.Sprint("p", i), 1)), Op{Type: OpRecover})
+	}
+	if got := m.Facts().Lost; len(got) != maxLost || got[maxLost-1].Epoch != m.Facts().Epoch {
+		t.Errorf("%d are kept, the last of epoch %d", len(got), got[len(got)-1].Epoch)
 	}
 }

@@ -16,7 +16,23 @@ type Facts struct {
 	Feature uint32 `cbor:"3,keyasint"`
 	// TimeFloor is a wall clock reading (Unix seconds) that lies in the past.
 	TimeFloor int64 `cbor:"4,keyasint,omitempty"`
+	// Lost are the versions that recoveries gave up, oldest first: the last
+	// maxLost.
+	Lost []Lost `cbor:"5,keyasint,omitempty"`
 }
+
+// Lost are the versions after After and up to Before: who has seen one of
+// them has seen a state of the cluster that was given up at the begin of an
+// epoch. Everything that was written since is above Before.
+type Lost struct {
+	Epoch  uint64 `cbor:"1,keyasint"`
+	After  uint64 `cbor:"2,keyasint"`
+	Before uint64 `cbor:"3,keyasint"`
+}
+
+// maxLost bounds Facts.Lost. A node that was away for more recoveries than
+// that follows the oldest of them without a question.
+const maxLost = 16
 
 // view is one immutable version of the tables; it implements Snapshot.
 type view struct {

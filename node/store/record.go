@@ -20,15 +20,18 @@ type header struct {
 	// SealedGeneration is the generation of an assignment of which part is
 	// sealed; Generation is 0 then.
 	SealedGeneration uint64 `cbor:"8,keyasint,omitempty"`
+	// Held is of Assignment.
+	Held map[string]Hold `cbor:"9,keyasint,omitempty"`
 }
 
 func headerOf(a Assignment) header {
-	return header{Epoch: a.Epoch, Generation: a.Generation, PodCIDRs: a.PodCIDRs, Servers: a.Servers, Keyring: a.Keyring, Site: a.Site, Seeds: a.Seeds}
+	return header{Epoch: a.Epoch, Generation: a.Generation, PodCIDRs: a.PodCIDRs, Servers: a.Servers, Keyring: a.Keyring, Site: a.Site, Seeds: a.Seeds, Held: a.Held}
 }
 
 func (h header) into(a *Assignment) {
 	a.Epoch, a.Generation, a.PodCIDRs, a.Servers = h.Epoch, max(h.Generation, h.SealedGeneration), h.PodCIDRs, h.Servers
 	a.Keyring, a.Site, a.Seeds, a.Known = h.Keyring, h.Site, h.Seeds, true
+	a.Held = h.Held
 }
 
 const sumLen = 4

@@ -37,10 +37,31 @@ type Assignment struct {
 	Site     string
 	Seeds    []string
 	Objects  map[string]wire.Object // by uid
+	// Held are objects, by uid, about which the node does not follow the
+	// control plane, which was restored to an older state.
+	Held map[string]Hold
 	// Lost names what was stored and cannot be opened: the sealing key or the
 	// board is another one. Generation is 0 then, so it is fetched again. Not
 	// stored.
 	Lost []wire.Ref
+}
+
+// HoldKind is why an object is held.
+type HoldKind uint8
+
+// Kinds of a Hold. The numbers are for ever.
+const (
+	HoldPod  HoldKind = 1 // a pod that runs here and that the control plane does not know
+	HoldOld  HoldKind = 2 // the control plane has an older content
+	HoldRef  HoldKind = 3 // what held pods may refer to
+	HoldBack HoldKind = 4 // a pod that is not started, since a held one has its place
+)
+
+// Hold is what the node remembers of a held object.
+type Hold struct {
+	Kind HoldKind `cbor:"1,keyasint"`
+	// Offered, for HoldOld, is the ResourceVersion that the control plane had.
+	Offered uint64 `cbor:"2,keyasint,omitempty"`
 }
 
 // Exit is how an attempt of a container ended.

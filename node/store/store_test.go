@@ -88,6 +88,7 @@ func TestStore(t *testing.T) {
 		want := Assignment{
 			Epoch: 2, Generation: 7, Known: true, PodCIDRs: []string{"10.42.1.0/24"}, Servers: []string{"a:6443"},
 			Keyring: [][]byte{{1}}, Site: "s", Seeds: []string{"x:7946"},
+			Held:    map[string]Hold{"u1": {Kind: HoldOld, Offered: 3}, "u2": {Kind: HoldPod}},
 			Objects: map[string]wire.Object{"u1": object("u1", 1), "u2": object("u2", 1)},
 		}
 		must(t, s.SaveAssignment(want))

@@ -12,6 +12,8 @@ import (
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // addCluster registers nodes, namespaces, classes and leases.
@@ -83,7 +85,7 @@ func nodeRow(o *corev1.Node, now time.Time) []any {
 	}
 	for i := range o.Status.Conditions { // ours: what needs somebody's hand
 		c := &o.Status.Conditions[i]
-		if (c.Type == "DeclaredDead" || c.Type == "DuplicateIdentity") && c.Status == corev1.ConditionTrue {
+		if (c.Type == "DeclaredDead" || c.Type == "DuplicateIdentity" || c.Type == manifests.ConditionHeldAfterRestore) && c.Status == corev1.ConditionTrue {
 			status += "," + string(c.Type)
 		}
 	}
