@@ -118,22 +118,34 @@ func (s *Server) restoreNode(ctx context.Context, name string) {
 	if sess == nil || ctx.Err() != nil {
 		return
 	}
-	sess.mu.Lock()
-	last := sess.lastNode
-	sess.mu.Unlock()
-	if last == nil {
-		return // it says so itself when it has connected
-	}
-	_, err := s.getNode(name)
-	at, expired := s.leases.lastRenewal(name)
-	if !apierrors.IsNotFound(err) && (expired || at.IsZero()) {
-		return
-	}
-	said, err := decodeNode(last)
-	if err == nil {
-		err = s.nodeNews(ctx, sess, said)
-	}
+	// What the node says meanwhile is newer than what is written again here.
+	err := sess.say(ctx, func() error {
+		if sess.lastNode == nil {
+			return nil // it says so itself when it has connected
+		}
+		_, err := s.getNode(name)
+		at, expired := s.leases.lastRenewal(name)
+		if !apierrors.IsNotFound(err) && (expired || at.IsZero()) {
+			return nil
+		}
+		said, err := decodeNode(sess.lastNode)
+		if err != nil {
+			return err
+		}
+		return s.nodeNews(ctx, sess, said)
+	})
 	if err != nil && ctx.Err() == nil {
 		s.warn("node", name, "node status not written", err)
+	}
+}
+
+// say writes what the node says of itself, one word after the other.
+func (sess *session) say(ctx context.Context, write func() error) error {
+	select {
+	case sess.saying <- struct{}{}:
+		defer func() { <-sess.saying }()
+		return write()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }

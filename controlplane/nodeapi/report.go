@@ -54,13 +54,15 @@ func (s *Server) report(ctx context.Context, sess *session, r *wire.Report) (*wi
 		if err != nil {
 			return nil, &wire.Fault{Code: wire.FaultMalformed, Message: err.Error()}
 		}
-		if err := s.nodeNews(ctx, sess, said); err != nil {
+		if err := sess.say(ctx, func() error {
+			if err := s.nodeNews(ctx, sess, said); err != nil {
+				return err
+			}
+			sess.lastNode = r.Node
+			return nil
+		}); err != nil {
 			s.warn("node", sess.node, "node status not written", err)
 			reply.Refused = "node: " + err.Error()
-		} else {
-			sess.mu.Lock()
-			sess.lastNode = r.Node
-			sess.mu.Unlock()
 		}
 	}
 	s.podsNews(ctx, sess, r.Pods, reply)

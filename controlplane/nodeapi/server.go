@@ -290,7 +290,6 @@ type session struct {
 
 	reports  chan struct{} // one at a time; a channel, since its holder waits for the log
 	mu       sync.Mutex
-	lastNode []byte // what the node last said of itself, as it sent it: decoded it is thrice as large
 	mirrors  map[string]wire.PodReport
 	nudged   wire.Nudge // newest generations the node was told
 	nudging  bool       // a goroutine is sending them
@@ -298,6 +297,9 @@ type session struct {
 	sentGen  uint64     // the assignment that it was sent last ...
 	sentRing ringID     // ... and the gossip keys in it
 	ring     ringID     // those that it said it holds
+
+	saying   chan struct{} // guards lastNode, and that it is what is written; a channel as reports is
+	lastNode []byte        // what the node last said of itself, as it sent it: decoded it is thrice as large
 }
 
 const helloTimeout = 10 * time.Second

@@ -22,7 +22,7 @@ func (s *Server) welcome(ctx context.Context, c *listener.Conn) *session {
 	}
 	elsewhere, leader := s.whereTo(ctx)
 	sess := &session{node: c.Peer.Name, uid: c.Peer.UID, boot: hello.BootID, remote: comesFrom(c.RemoteAddr(), hello.Addresses),
-		limited: c.Peer.Limited, up: make(chan struct{}), reports: make(chan struct{}, 1), mirrors: map[string]wire.PodReport{}}
+		limited: c.Peer.Limited, up: make(chan struct{}), reports: make(chan struct{}, 1), saying: make(chan struct{}, 1), mirrors: map[string]wire.PodReport{}}
 	if tc, ok := c.Raw.(*net.TCPConn); ok {
 		// Little may wait in the kernel, or a lease queues behind an assignment.
 		_ = tc.SetWriteBuffer(64 << 10)
