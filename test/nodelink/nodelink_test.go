@@ -421,7 +421,7 @@ func TestDeclaredDead(t *testing.T) {
 		must(t, err)
 		reply, err := s.api.Enroll(t.Context(), "N1", csr, nil)
 		must(t, err)
-		if reply.NodeName == "n1" || !strings.Contains(reply.Notice, "dunlin delete node n1") {
+		if reply.NodeName == "n1" || !strings.Contains(reply.Notice, "dunlin delete node NAME") {
 			t.Errorf("a new key under the old name: %+v", reply)
 		}
 		a.stop()
