@@ -142,21 +142,32 @@ func (t *traffic) runRoutes(ctx context.Context) error {
 			t.lookAtNAT(t.namespaced.NATError())
 			t.routePeers(&toldPeers)
 		}
-		timer := time.NewTimer(wait)
+		if !t.routesMayHaveChanged(ctx, sub, wait) {
+			return nil
+		}
+	}
+}
+
+// routesMayHaveChanged waits for news that routes depend on, for wait at most;
+// false is the end of ctx.
+func (t *traffic) routesMayHaveChanged(ctx context.Context, sub *services.Subscription, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return nil
+			return false
 		case <-timer.C:
+			return true
 		case <-sub.News():
-			timer.Stop()
 			if !t.concerned(sub) {
-				continue
+				continue // endpoints come and go all the time
 			}
 			select {
 			case <-ctx.Done():
-				return nil
+				return false
 			case <-time.After(routesGather):
+				return true
 			}
 		}
 	}
