@@ -32,6 +32,7 @@ func count(j *batchv1.Job, st *batchv1.JobStatus, pods []member) tally {
 	un := st.UncountedTerminatedPods
 	t.succeeded, t.failed = st.Succeeded+int32(len(un.Succeeded)), st.Failed+int32(len(un.Failed))
 	var done, broken []int32
+	failing := isTrue(condition(st, batchv1.JobFailureTarget))
 	n := int32(0)
 	if indexed(j) {
 		n = *j.Spec.Completions
@@ -67,7 +68,9 @@ func count(j *batchv1.Job, st *batchv1.JobStatus, pods []member) tally {
 			if m.counts && m.belongs(j) && !has(un.Failed, m.uid) {
 				t.failed++
 			}
-			if perIndex(j) && m.belongs(j) && (m.failIndex || m.counts && m.failures >= *j.Spec.BackoffLimitPerIndex) {
+			// One that had no node yet when the Job, which fails, deleted it.
+			stopped := failing && m.rec.Header.Deleted != 0 && m.rec.Header.NodeName == ""
+			if perIndex(j) && m.belongs(j) && !stopped && (m.failIndex || m.counts && m.failures >= *j.Spec.BackoffLimitPerIndex) {
 				broken = append(broken, m.index)
 			}
 		}

@@ -154,7 +154,10 @@ func (r *round) run(ctx context.Context) (time.Duration, error) {
 	r.later(wait)
 	var failed error
 	if e != nil {
-		failed = r.stop(ctx, func(m *member) bool { return m.class == active || m.class == missing })
+		if err := r.settleOn(ctx, e); err != nil {
+			return 0, err
+		}
+		failed = r.stop(ctx, e.t != batchv1.JobFailureTarget, func(m *member) bool { return m.class == active || m.class == missing })
 	} else {
 		r.suspension(t)
 		failed = r.manage(ctx, t)
@@ -254,7 +257,7 @@ func (r *round) manage(ctx context.Context, t tally) error {
 		for _, i := range p.remove {
 			chosen[r.pods[i].uid] = true
 		}
-		return r.stop(ctx, func(m *member) bool { return chosen[m.uid] })
+		return r.stop(ctx, true, func(m *member) bool { return chosen[m.uid] })
 	}
 	if p.create == 0 {
 		return nil
@@ -280,9 +283,20 @@ func (r *round) manage(ctx context.Context, t tally) error {
 	return r.create(ctx, len(due), due, last)
 }
 
-// stop deletes the chosen pods, marked first: a pod that its Job deletes has
-// not failed.
-func (r *round) stop(ctx context.Context, chosen func(*member) bool) error {
+// settleOn writes that the Job fails before a pod is deleted for it: what ends
+// then must not become another reason.
+func (r *round) settleOn(ctx context.Context, e *end) error {
+	if e.t != batchv1.JobFailureTarget || condition(&r.st, e.t) != nil {
+		return nil
+	}
+	ensure(&r.st, e.t, corev1.ConditionTrue, e.reason, e.message, r.now)
+	return r.write(ctx)
+}
+
+// stop deletes the chosen pods, marked first where they have not failed: those
+// of a Job that goes on, or has what it wants. Of one that fails they have, as
+// upstream counts.
+func (r *round) stop(ctx context.Context, mark bool, chosen func(*member) bool) error {
 	var victims []*member
 	for i := range r.pods {
 		if m := &r.pods[i]; m.rec.Header.Deleted == 0 && chosen(m) {
@@ -291,7 +305,7 @@ func (r *round) stop(ctx context.Context, chosen func(*member) bool) error {
 	}
 	return loop.Parallel(ctx, len(victims), func(ctx context.Context, i int) error {
 		m := victims[i]
-		if !m.unwanted {
+		if mark && !m.unwanted {
 			if err := r.mark(ctx, m, bySurplus); err != nil {
 				return err
 			}

@@ -239,7 +239,7 @@ func TestPodFailurePolicy(t *testing.T) {
 		w.turn()
 	}
 	st := w.job().Status
-	if !has1(st, batchv1.JobFailed, batchv1.JobReasonPodFailurePolicy) || st.Failed != 1 || len(w.live()) != 0 {
+	if !has1(st, batchv1.JobFailed, batchv1.JobReasonPodFailurePolicy) || st.Failed != 3 || len(w.live()) != 0 {
 		t.Fatalf("%+v", st)
 	}
 }
@@ -332,7 +332,7 @@ func TestDeadlineAndTimeToLive(t *testing.T) {
 	for range 3 {
 		w.turn()
 	}
-	if st := w.job().Status; !has1(st, batchv1.JobFailed, batchv1.JobReasonDeadlineExceeded) {
+	if st := w.job().Status; !has1(st, batchv1.JobFailed, batchv1.JobReasonDeadlineExceeded) || st.Failed != 1 {
 		t.Fatalf("%+v", st)
 	}
 	w.Advance(99 * time.Second)
