@@ -43,6 +43,9 @@ func nextOfImage(p *corev1.Pod, s *corev1.ContainerStatus, w *corev1.ContainerSt
 		what, bring = "module", fmt.Sprintf("'dunlin import %s FILE.wasm'", moduleName(image))
 	}
 	where := "this node"
+	if path, ok := strings.CutPrefix(image, "file://"); ok {
+		return fmt.Sprintf("put the %s at %s on node %s; the pod then starts by itself", what, path, p.Spec.NodeName)
+	}
 	if !local {
 		where = "node " + p.Spec.NodeName
 		bring += " there"
@@ -83,6 +86,9 @@ func nextOfModule(p *corev1.Pod, container, name, message string) string {
 			do = h.do
 			break
 		}
+	}
+	if path, ok := strings.CutPrefix(name, "file://"); ok {
+		return fmt.Sprintf("to try the same file again does not help: %s, and put it at %s on node %s; the pod then starts by itself", do, path, p.Spec.NodeName)
 	}
 	return fmt.Sprintf("to try the same file again does not help: %s, and give it to node %s ('dunlin import %s FILE.wasm' there) or push it; the pod then starts by itself", do, p.Spec.NodeName, name)
 }

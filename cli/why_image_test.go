@@ -29,6 +29,7 @@ func TestWhyItsImageIsNotThere(t *testing.T) {
 		{"app.wasm", "", pull, "module app.wasm is not on this node", false, "'dunlin import app.wasm FILE.wasm' there gives node n1 the module", "docker"},
 		{"app.wasm", "", "InvalidModule", invalid + "this is a component (WASI 0.2); a core module is needed", false, "does not help: build a core module (for wasm32-wasip1)", "try it again"},
 		{"app.wasm", "", "InvalidModule", invalid + "it needs what no WASI preview 1 host has: env.f", false, "without the imports that are named, and give it to node n1 ('dunlin import app.wasm FILE.wasm' there)", ""},
+		{"file:///srv/app.wasm", "", "InvalidModule", invalid + "it needs what no WASI preview 1 host has: env.f", false, "without the imports that are named, and put it at /srv/app.wasm on node n1", "dunlin import"},
 		{"app.wasm", "", "InvalidModule", "load module: the module's initial memory is larger than its memory limit of 16Mi", false, "raise resources.limits.memory of container c", "FILE.wasm"},
 		{"app.wasm", "", "InvalidModule", invalid + "the file is empty", false, "bring a module that can run", ""},
 		{"a b", "", "InvalidImageName", "x", false, "write the image's name", "by itself"},

@@ -117,11 +117,6 @@ func better(a, b *candidate, traffic wire.Traffic) bool {
 	return a.pass < b.pass
 }
 
-const (
-	// failedFor is how long an endpoint that could not be reached is the last
-	// choice.
-	failedFor = 5 * time.Second
-	// IdleFor is how long nothing has to pass through a connection to an
-	// endpoint that terminates until it is closed.
-	IdleFor = 5 * time.Second
-)
+// IdleFor is how long nothing has to pass through a connection to an
+// endpoint that terminates until it is closed.
+const IdleFor = 5 * time.Second

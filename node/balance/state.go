@@ -18,7 +18,7 @@ import (
 type Backend struct {
 	Addr   netip.AddrPort
 	Active atomic.Int64 // connections or requests
-	failed atomic.Int64 // Unix nanoseconds until which it is the last choice
+	health
 
 	mu       sync.Mutex
 	conns    map[*Flow]struct{}
@@ -26,9 +26,6 @@ type Backend struct {
 	passed   bool // no Service sends new connections: others are better
 	ready    bool // some Service does, since it is ready
 }
-
-// Fail makes it the last choice for a moment: it could not be reached.
-func (b *Backend) Fail(now time.Time) { b.failed.Store(now.Add(failedFor).UnixNano()) }
 
 // Add counts a connection.
 func (b *Backend) Add(f *Flow) {
@@ -172,7 +169,7 @@ func (t *Target) local(external bool) bool {
 func (c *choice) candidate(now int64, tried map[*Backend]bool) candidate {
 	// now 0 asks for what it is good for, whatever failed a moment ago.
 	return candidate{tier: c.tier, weight: c.weight, state: c.state, active: int(c.b.Active.Load()),
-		pass: c.pass, loop: c.loop, silent: c.silent, failed: now > 0 && c.b.failed.Load() > now, tried: len(tried) > 0 && tried[c.b]}
+		pass: c.pass, loop: c.loop, silent: c.silent, failed: now > 0 && c.b.until.Load() > now, tried: len(tried) > 0 && tried[c.b]}
 }
 
 // best is the class of the endpoints that new connections go to; t.mu is held.
@@ -231,6 +228,7 @@ func (t *Target) Pick(client netip.Addr, external bool, tried map[*Backend]bool)
 		return nil
 	}
 	b := t.choices[i].b
+	b.picked(now)
 	t.choices[i].pass += 1 / t.choices[i].weight
 	if t.svc.AffinitySeconds > 0 {
 		t.stick(client, b, now)

@@ -83,6 +83,7 @@ func (u *upstream) RoundTrip(r *http.Request) (*http.Response, error) {
 		b.Active.Add(1)
 		resp, err := u.once(to, b, r)
 		if err == nil {
+			b.Reached()
 			return resp, nil
 		}
 		b.Active.Add(-1)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dunlin-project/dunlin/test/unused"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -119,5 +120,22 @@ func TestDatagramsLeaveASilentNode(t *testing.T) {
 		if got := w.asker()(); got[0] != 'b' {
 			t.Fatalf("answer %q", got)
 		}
+	}
+}
+
+// Datagrams to an endpoint that refuses them go to another one: new clients
+// lose none, and it does not draw them by having the fewest.
+func TestDatagramsPassOverWhatRefuses(t *testing.T) {
+	w := newWorld(t)
+	dead := unused.Port(t) // of UDP, too: nobody here takes ports of that range
+	w.service("UDP", nil, endpoint{addr: dead, state: readyState}, endpoint{addr: echoPort(t, "b"), state: readyState})
+	for range 40 {
+		if got := w.asker()(); got[0] != 'b' {
+			t.Fatalf("answer %q", got)
+		}
+	}
+	st, err := Ask(w.dir)
+	if err != nil || st.Failed == 0 || st.Failed > 3 {
+		t.Errorf("%d tries of the one that refuses, %v", st.Failed, err)
 	}
 }

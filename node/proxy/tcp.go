@@ -83,6 +83,7 @@ func (e *engine) dial(t *balance.Target, client netip.Addr, external bool) (*bal
 		c, err := d.DialContext(context.Background(), "tcp", b.Addr.String())
 		b.Active.Add(-1)
 		if err == nil {
+			b.Reached()
 			return b, c.(*net.TCPConn)
 		}
 		b.Fail(time.Now())
