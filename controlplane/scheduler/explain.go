@@ -39,16 +39,23 @@ func (s *Scheduler) explain(ctx context.Context, pods []*waitingPod) {
 		if !p.renominated && !p.written.IsZero() && now.Sub(p.written) < refreshFigures && s.saysSame(p, message) {
 			continue
 		}
-		p.written, p.renominated = now, false
-		node := p.nominated
-		g.Go(func() error {
-			if err := s.setScheduled(ctx, h, unschedulable(corev1.PodReasonUnschedulable, message), &node); err != nil && ctx.Err() == nil {
-				s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
-			}
-			return nil
-		})
+		p.renominated = false
+		s.say(ctx, &g, p, message, now)
 	}
 	_ = g.Wait() // never fails: the next try writes again
+}
+
+// say writes why a pod waits, in a goroutine of the group.
+func (s *Scheduler) say(ctx context.Context, g *errgroup.Group, p *waitingPod, message string, now time.Time) {
+	h, node := &p.rec.Header, p.nominated
+	p.written, p.said = now, message
+	g.Go(func() error {
+		if err := s.setScheduled(ctx, h, unschedulable(corev1.PodReasonUnschedulable, message), &node); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Debug("condition not written", "pod", h.Key.Namespace+"/"+h.Key.Name, "error", err)
+			p.said = "" // g.Wait orders this before whoever reads it
+		}
+		return nil
+	})
 }
 
 // saysSame says whether the pod's condition gives these reasons already,

@@ -84,7 +84,8 @@ func (s *Scheduler) preempt(group *podGroup, rest []*waitingPod) (victims []pree
 // note adds to the pods' reasons what a preemption can do for them.
 func note(pods []*waitingPod, text string) {
 	for _, p := range pods {
-		p.why.Message += " preemption: " + text
+		p.note = " preemption: " + text
+		p.why.Message += p.note
 	}
 }
 

@@ -34,6 +34,10 @@ type waitingPod struct {
 	why     plan.Explanation
 	group   *podGroup // in which it was decided last
 	written time.Time
+	// said is the text that was written; note is what of it a preemption added;
+	// looked is when its figures were last made.
+	said, note string
+	looked     time.Time
 	// nominated is the node whose room it waits for; renominated says that
 	// the API does not know it yet.
 	nominated   string
@@ -193,7 +197,7 @@ func (q *queue) park(p *waitingPod, now time.Time) {
 		return
 	}
 	p.attempts++
-	p.parkedAt, p.due = now, now.Add(q.delay(p.attempts))
+	p.parkedAt, p.looked, p.due = now, now, now.Add(q.delay(p.attempts))
 	q.to(p, inParked)
 	if p.again {
 		p.again = false

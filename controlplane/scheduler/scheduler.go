@@ -180,7 +180,9 @@ func (s *Scheduler) idle(ctx context.Context, batches <-chan []state.Event, wait
 		s.takeIn(b)
 	case <-due:
 	case <-flush:
-		s.queue.flush(time.Now())
+		now := time.Now()
+		s.queue.flush(now)
+		s.refresh(ctx, now)
 	}
 	return nil
 }
@@ -228,7 +230,7 @@ func (s *Scheduler) resync() {
 		s.setPod(r)
 		if was, ok := old.pods[r.Header.UID]; ok {
 			if p, ok := s.queue.pods[r.Header.UID]; ok {
-				p.attempts, p.why, p.written = was.attempts, was.why, was.written
+				p.attempts, p.why, p.written, p.said = was.attempts, was.why, was.written, was.said
 			}
 		}
 		return true

@@ -101,12 +101,9 @@ func (s *Scheduler) decide(group *podGroup, b *batch) {
 	if len(rest) == 0 {
 		return
 	}
-	why := plan.Explain(s.cache.nodes, &group.Group)
-	if note := s.volumeNote(first.class); note != "" {
-		why.Message += " " + note + "."
-	}
+	why := s.whyNot(&group.Group, first.class)
 	for _, p := range rest {
-		p.why = why
+		p.why, p.note = why, ""
 	}
 	b.victims = append(b.victims, s.preempt(group, rest)...)
 	b.failed = append(b.failed, rest...)

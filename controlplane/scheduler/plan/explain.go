@@ -17,6 +17,8 @@ type Explanation struct {
 	Capacity bool
 	// Peers: pods that come or go elsewhere, or their labels, could help.
 	Peers bool
+	// Fits: some node could take one more, so that the message is not all.
+	Fits bool
 }
 
 // Explain judges every node against one more pod of the group.
@@ -57,13 +59,19 @@ func Explain(n *Nodes, g *Group) Explanation {
 				short[q.Name] = free
 			}
 		}
-		if v == nil || lacks {
+		if lacks {
 			continue
 		}
-		if o := v.check(i); o != none {
-			counts[objections[o]]++
-			e.Peers = true
+		o := none
+		if v != nil {
+			o = v.check(i)
 		}
+		if o == none {
+			e.Fits = true
+			continue
+		}
+		counts[objections[o]]++
+		e.Peers = true
 	}
 	lines := make([]string, 0, len(counts))
 	for what, k := range counts {
