@@ -21,7 +21,7 @@ import (
 // openConsensus makes the connections to the other servers, then opens the
 // replicated state over them.
 func (s *Server) openConsensus(ctx context.Context, id identity) (err error) {
-	if s.cert, err = pki.NewServing(s.ca, id.server, append(hosts(s.advertise()), s.cfg.Names...)); err != nil {
+	if s.cert, err = pki.NewServing(s.ca, id.server, s.names(s.advertise())); err != nil {
 		return err
 	}
 	how, err := loadJoined(s.cfg.StateDir)

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"net/netip"
 	"slices"
 	"sync"
 )
@@ -42,6 +43,25 @@ func (s *Server) advertise() []string {
 	return a
 }
 
+// names are those of the server's certificate: pods reach it at the first
+// address of the service range (the Service default/kubernetes).
+func (s *Server) names(advertise []string) []string {
+	list := append(hosts(advertise), s.cfg.Names...)
+	for _, p := range s.serviceRanges() {
+		list = append(list, p.Masked().Addr().Next().String())
+	}
+	return list
+}
+
+// serviceRanges are the ranges of Services' addresses, the first one's family
+// before the other.
+func (s *Server) serviceRanges() []netip.Prefix {
+	if len(s.cfg.ServiceCIDRs) > 0 {
+		return s.cfg.ServiceCIDRs
+	}
+	return []netip.Prefix{netip.MustParsePrefix("10.43.0.0/16")}
+}
+
 // Moved tells the server its new addresses, as in Config.Advertise and
 // Config.Fallback: the certificate has them from the next handshake on, the
 // connections from the old ones are made anew, and the other servers and the
@@ -52,7 +72,7 @@ func (s *Server) Moved(advertise []string, fallback string) {
 		return
 	}
 	s.log.Warn("this machine has another address: telling the other servers and the nodes", "from", old, "to", advertise)
-	s.cert.SetNames(append(append(hosts(advertise), fallback), s.cfg.Names...))
+	s.cert.SetNames(append(s.names(advertise), fallback))
 	s.mesh.Moved()
 	s.tellSite()
 	s.adminMu.Lock()

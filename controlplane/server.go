@@ -357,10 +357,7 @@ func (s *Server) components() []leader.Component {
 		},
 	}}
 	list = append(list, s.votersComponent())
-	service := netip.MustParsePrefix("10.43.0.0/16")
-	if len(s.cfg.ServiceCIDRs) > 0 {
-		service = s.cfg.ServiceCIDRs[0]
-	}
+	service := s.serviceRanges()[0]
 	dns := nodeapi.DNSAddress(service)
 	return append(list, controllers.All(controllers.Config{
 		Store: s.store, Profiles: s.cfg.Profiles, Leases: s.nodes.Leases(), LeaderZone: s.cfg.Zone, ServiceCIDR: service, DNS: dns, Servers: s.addresses,

@@ -384,7 +384,7 @@ func TestServiceAllocation(t *testing.T) {
 	if _, err := w.Create(ctx, svc("taken", corev1.ServiceTypeClusterIP, "10.43.0.10", 0), WriteOptions{DryRun: true}); !apierrors.IsInvalid(err) {
 		t.Errorf("taken address, dry run: %v", err)
 	}
-	port := as[*corev1.Service](t, w.create(svc("port", corev1.ServiceTypeNodePort, "", 31234)), nil).Spec.Ports[0].NodePort
+	port := as[*corev1.Service](t, w.create(svc("port", corev1.ServiceTypeNodePort, "", 0)), nil).Spec.Ports[0].NodePort
 	if _, err := w.Create(ctx, svc("taken", corev1.ServiceTypeNodePort, "", port), WriteOptions{DryRun: true}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "provided port is already allocated") {
 		t.Errorf("taken port, dry run: %v", err)
 	}

@@ -71,7 +71,7 @@ func vanished(err error, try int) bool {
 	if !gone || try >= maxTries {
 		return false
 	}
-	time.Sleep(pause)
+	<-time.After(pause)
 	return true
 }
 

@@ -67,7 +67,7 @@ func run(ctx context.Context, o *options) error {
 		return fmt.Errorf("which tests need the machine's network: %w", err)
 	}
 	if o.apart = canPart(ctx); !o.apart && o.parallel > 1 {
-		fmt.Println("runner: namespaces cannot be had here (root is needed): one test at a time, in the machine's own network")
+		_, _ = fmt.Fprintln(os.Stdout, "runner: namespaces cannot be had here (root is needed): one test at a time, in the machine's own network")
 		o.parallel = 1
 	}
 	names, err := list(ctx, o.binaries[0], o.tests)
@@ -94,7 +94,7 @@ func run(ctx context.Context, o *options) error {
 	var flaky []cycle
 	if failed := j.failures(); o.once && len(failed) <= maxAgain && ctx.Err() == nil {
 		for _, c := range failed {
-			fmt.Printf("runner: %s again, alone\n", c)
+			_, _ = fmt.Fprintf(os.Stdout, "runner: %s again, alone\n", c)
 			if runAll(ctx, o, j, []cycle{c}); !slices.Contains(j.failures(), c) {
 				flaky = append(flaky, c)
 			}
@@ -109,7 +109,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	bad := j.table(told, o.cycles)
 	for _, c := range flaky {
-		fmt.Printf("FLAKY: %s failed, and passed when run again: a fault to be found, in the product or in its test\n", c)
+		_, _ = fmt.Fprintf(os.Stdout, "FLAKY: %s failed, and passed when run again: a fault to be found, in the product or in its test\n", c)
 	}
 	switch {
 	case ctx.Err() != nil:
