@@ -102,6 +102,7 @@ type podInfo struct {
 	pod      *corev1.Pod // as the worker published it
 	status   *corev1.PodStatus
 	alloc    *network.Allocation // nil: it has no address
+	holds    bool                // it has volumes or containers that are to be removed
 }
 
 // New checks the configuration and reads the database.
@@ -293,7 +294,7 @@ func (a *Agent) remember(uid string, s *podState, st *corev1.PodStatus) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	i := a.known[uid]
-	i.pod, i.status, i.alloc = s.pod, st, nil
+	i.pod, i.status, i.alloc, i.holds = s.pod, st, nil, s.holdsSpace()
 	if s.rec.Allocation != nil {
 		al := *s.rec.Allocation
 		i.alloc = &al

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,10 +21,13 @@ const reasonEvicted = "Evicted"
 
 // hardGrace is what a pod gets to end under a hard threshold, and evictionWait
 // how long one that was told to go is waited for before the next one: what it
-// frees shows only once it is gone. The kubelet's figures.
+// frees shows only once it is gone. The kubelet's figures. releaseWait is how
+// long it is waited for after that until its volumes are taken down: one that
+// cannot be removed does not stop evictions for ever.
 const (
 	hardGrace    = time.Second
 	evictionWait = 30 * time.Second
+	releaseWait  = time.Minute
 )
 
 // DiskUser is the optional ability of Volumes to tell what a pod's volumes
@@ -36,6 +40,11 @@ type DiskUser interface {
 type leaving struct {
 	uid string
 	at  time.Time
+	// ended is when it was first seen to run no more, and released that it was
+	// seen to hold nothing any more either; both before the last readings, so
+	// that these show what it freed. memory: its volumes take memory.
+	ended            time.Time
+	released, memory bool
 	// said: that no pod's end would help was told since all pressure was over.
 	said bool
 }
@@ -47,11 +56,11 @@ func (a *Agent) relieve(ctx context.Context, due []eviction.Met) {
 		return
 	}
 	now := time.Now()
-	if a.leaving.uid != "" && now.Sub(a.leaving.at) < evictionWait && !a.over(a.leaving.uid) {
-		return
-	}
 	for i := range due {
 		m := &due[i]
+		if a.leaving.awaited(m.Signal, now) {
+			return
+		}
 		ranked := eviction.Rank(m.Signal, a.candidates(ctx, m.Signal))
 		if len(ranked) == 0 {
 			continue
@@ -66,12 +75,13 @@ func (a *Agent) relieve(ctx context.Context, due []eviction.Met) {
 			v.Grace = &seconds
 		}
 		a.mu.RLock()
-		w := a.known[p.UID].worker
+		info := a.known[p.UID]
 		a.mu.RUnlock()
+		w := info.worker
 		if w == nil {
 			continue
 		}
-		a.leaving.uid, a.leaving.at = p.UID, now
+		a.leaving = leaving{uid: p.UID, at: now, memory: memoryVolumes(info.assigned), said: a.leaving.said}
 		a.log.Warn("pod evicted: the node runs short", "pod", p.Namespace+"/"+p.Name, "uid", p.UID, "signal", m.Signal, "available", m.Available, "threshold", m.Limit)
 		w.box.tell(func(b *mailbox) { b.evict = v })
 		return
@@ -84,13 +94,47 @@ func (a *Agent) relieve(ctx context.Context, due []eviction.Met) {
 	}
 }
 
-// over says whether nothing of a pod runs here any more.
-func (a *Agent) over(uid string) bool {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	i, ok := a.known[uid]
-	return !ok || i.status != nil && ended(i.status.Phase)
+// awaited says whether what the pod frees of a signal is still to show. Memory
+// is free once its processes are gone, unless it has volumes there; what it
+// has on the disk only once its volumes are taken down.
+func (l *leaving) awaited(s eviction.Signal, now time.Time) bool {
+	switch {
+	case l.uid == "" || l.released:
+		return false
+	case l.ended.IsZero():
+		return now.Sub(l.at) < evictionWait
+	case onDisk(s), s == eviction.MemoryAvailable && l.memory:
+		return now.Sub(l.ended) < releaseWait
+	}
+	return false
 }
+
+// followLeaving notes what became of the pod that was told to go last, before
+// readings are taken: those of a moment before would show it still there, and
+// cost the next one its place for nothing. Machine loop only.
+func (a *Agent) followLeaving(now time.Time) {
+	l := &a.leaving
+	if l.uid == "" || l.released {
+		return
+	}
+	a.mu.RLock()
+	i, ok := a.known[l.uid]
+	a.mu.RUnlock()
+	over := !ok || i.status != nil && ended(i.status.Phase)
+	if over && l.ended.IsZero() {
+		l.ended = now
+	}
+	l.released = over && (!ok || !i.holds)
+}
+
+// memoryVolumes says whether what a pod writes into its volumes may take memory.
+func memoryVolumes(pod *corev1.Pod) bool {
+	return pod != nil && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
+	})
+}
+
+func onDisk(s eviction.Signal) bool { return s == eviction.DiskAvailable || s == eviction.InodesFree }
 
 // candidates are the pods that run here, with what they use. The disk is
 // looked at only when it is what is short.
@@ -103,7 +147,6 @@ func (a *Agent) candidates(ctx context.Context, s eviction.Signal) []eviction.Po
 		}
 	}
 	a.mu.RUnlock()
-	disk := s == eviction.DiskAvailable || s == eviction.InodesFree
 	out := make([]eviction.Pod, 0, len(infos))
 	for _, i := range infos {
 		pod := i.assigned
@@ -118,7 +161,7 @@ func (a *Agent) candidates(ctx context.Context, s eviction.Signal) []eviction.Po
 			p.Usage.PIDs += c.Usage.PIDs
 			p.Containers = append(p.Containers, c)
 		}
-		if disk {
+		if onDisk(s) {
 			p.Usage.Disk, p.Usage.Inodes = a.diskUsage(pod)
 		}
 		out = append(out, p)

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -144,4 +146,112 @@ func TestSoftThresholdGivesTime(t *testing.T) {
 			t.Errorf("it got %s to end", got)
 		}
 	})
+}
+
+// heldVolumes take space on the disk, or memory, until they are taken down,
+// which takes its time, or never ends.
+type heldVolumes struct {
+	*stubVolumes
+	takes map[string]int64
+	slow  time.Duration
+	stuck bool
+}
+
+func (v *heldVolumes) DiskUsage(uid string) (bytes, inodes int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.takes[uid], 1
+}
+
+func (v *heldVolumes) Teardown(ctx context.Context, uid string) error {
+	if v.stuck {
+		return errors.New("device or resource busy")
+	}
+	time.Sleep(v.slow)
+	return v.stubVolumes.Teardown(ctx, uid)
+}
+
+func (v *heldVolumes) left(total int64) int64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for uid := range v.pods {
+		total -= v.takes[uid]
+	}
+	return total
+}
+
+// volumeMachine has the disk, or with ram the memory, that volumes leave.
+type volumeMachine struct {
+	v     *heldVolumes
+	total int64
+	ram   bool
+}
+
+func (m *volumeMachine) Facts() MachineFacts {
+	f := MachineFacts{CPUMilli: 2000, Memory: 200 << 20, Addresses: []string{"192.0.2.1"}}
+	if m.ram {
+		f.FreeMemory = &SupplyFacts{200 << 20, m.v.left(m.total)}
+	} else {
+		f.Disk = &DiskFacts{Path: "/s", Size: 200 << 20, Free: m.v.left(m.total)}
+	}
+	return f
+}
+
+// TestNextGoesOnlyAfterTheFirstIsTakenDown: what an evicted pod's volumes hold
+// is not free before they are gone. The next pod does not go for what the
+// first one frees; but a volume that cannot be removed stops evictions for a
+// minute only, and those for another thing not at all.
+func TestNextGoesOnlyAfterTheFirstIsTakenDown(t *testing.T) {
+	const mi = 1 << 20
+	for name, c := range map[string]struct {
+		slow       time.Duration
+		stuck, ram bool
+		medium     corev1.StorageMedium
+		from, to   time.Duration // when the second goes, after the first; 0: never
+	}{
+		"disk":            {slow: 15 * time.Second},
+		"disk, slow":      {slow: 50 * time.Second},
+		"disk, stuck":     {stuck: true, from: 55 * time.Second, to: 90 * time.Second},
+		"memory volume":   {slow: 15 * time.Second, ram: true, medium: corev1.StorageMediumMemory},
+		"memory, no wait": {stuck: true, ram: true, to: 15 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				v := &heldVolumes{stubVolumes: b.vols, takes: map[string]int64{}, slow: c.slow, stuck: c.stuck}
+				b.c.Volumes, b.c.Machine = v, &volumeMachine{v, 80 * mi, c.ram}
+				b.rt.usage = map[string]workload.Stats{"uid-large": {MemoryBytes: 20 * mi}, "uid-small": {MemoryBytes: 10 * mi}}
+				for _, pod := range []string{"large", "small"} {
+					b.link.put("Pod", wasmPod(pod, func(p *corev1.Pod) {
+						p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: c.medium}}}}
+					}))
+				}
+				b.start()
+				defer b.stop()
+				b.after(15 * time.Second)
+				v.mu.Lock()
+				v.takes["uid-large"], v.takes["uid-small"] = 60*mi, 8*mi // 12 of 200 are left
+				v.mu.Unlock()
+				gone := func(uid string, within time.Duration) time.Duration {
+					for n := time.Duration(0); n < within; n += time.Second {
+						if b.link.statusOf(uid).Reason == reasonEvicted {
+							return n
+						}
+						b.after(time.Second)
+					}
+					return -1
+				}
+				if gone("uid-large", 30*time.Second) < 0 {
+					t.Fatal("not evicted")
+				}
+				if says := b.link.statusOf("uid-large").Message; !c.ram && !strings.Contains(says, "The pod was using 60Mi, request is 0. ") {
+					t.Errorf("%q", says)
+				}
+				after := gone("uid-small", 3*time.Minute)
+				if (after < 0) != (c.to == 0) || after >= 0 && after < c.from || after > c.to {
+					t.Errorf("the second went after %s, want %s to %s", after, c.from, c.to)
+				}
+			})
+		})
+	}
 }

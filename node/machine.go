@@ -63,6 +63,7 @@ const machineInterval = 10 * time.Second
 func (a *Agent) machineLoop(ctx context.Context) {
 	defer a.watchStalls(ctx)()
 	for sleep(ctx, a.c.Jitter(machineInterval), a.look) {
+		a.followLeaving(time.Now())
 		addresses, due := a.updateMachine()
 		a.relieve(ctx, due)
 		if addresses {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -77,6 +78,7 @@ type worker struct {
 	paths   map[string]string
 	cancels map[doing]context.CancelFunc // of prepares and stops under way
 	refused string                       // what was told last of destinations that are refused
+	relief  int                          // how much of an eviction's relief was told: see tellRelief
 	complain
 }
 
@@ -183,6 +185,7 @@ func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool
 		w.tellEnds(&before)
 		w.tellEviction(&before)
 		w.publish()
+		w.tellRelief()
 		if next.gone {
 			w.a.podGone(w)
 			return time.Time{}, false
@@ -346,17 +349,38 @@ func (w *worker) tellEnds(before *podState) {
 	}
 }
 
-// tellEviction makes the event of an eviction, and wakes the machine loop,
-// which waits for what it frees, once nothing runs any more.
+// evicted says whether the pod runs no more for what the node was short of.
+func (s *podState) evicted() bool {
+	v := s.rec.Verdict
+	return v != nil && v.Reason == reasonEvicted && !v.Rejected
+}
+
+// holdsSpace says whether the pod has anything on this machine that goes with
+// its end and is still there.
+func (s *podState) holdsSpace() bool {
+	return s.rec.Volumes || slices.ContainsFunc(s.ctrs, func(c ctrState) bool { return c.remove })
+}
+
+// tellEviction makes the event of an eviction.
 func (w *worker) tellEviction(before *podState) {
-	v := w.state.rec.Verdict
-	if v == nil || v.Reason != reasonEvicted || v.Rejected {
-		return
-	}
-	if before.rec.Verdict == nil {
+	if v := w.state.rec.Verdict; w.state.evicted() && before.rec.Verdict == nil {
 		w.event(note{warning: true, reason: v.Reason, message: v.Message})
 	}
-	if w.state.ended() && (!before.ended() || before.rec.Verdict == nil) {
+}
+
+// tellRelief wakes the machine loop, which waits for what an evicted pod
+// frees, once when nothing of it runs any more, and once when it holds nothing
+// any more. It comes after what the loop reads was published.
+func (w *worker) tellRelief() {
+	if !w.state.evicted() || !w.state.ended() {
+		return
+	}
+	stage := 1
+	if !w.state.holdsSpace() {
+		stage = 2
+	}
+	if stage > w.relief {
+		w.relief = stage
 		w.a.Refresh()
 	}
 }

@@ -171,15 +171,21 @@ func Rank(s Signal, pods []Pod) []Pod {
 	return out
 }
 
-// Message words an eviction as the kubelet does.
+// Message words an eviction as the kubelet does. Where no container's use tells
+// why, as of a disk, whose use is known of pods only, it tells the pod's.
 func (m *Met) Message(p *Pod) string {
 	var b strings.Builder
+	told := false
 	name := resourceOf[m.Signal]
 	fmt.Fprintf(&b, "The node was low on resource: %s. Threshold quantity: %s, available: %s. ", name, m.text(m.Limit), m.text(m.Available))
 	for _, c := range p.Containers {
 		if use, want := c.Usage.of(m.Signal), c.Request.of(m.Signal); use > want {
 			fmt.Fprintf(&b, "Container %s was using %s, request is %s, has larger consumption of %s. ", c.Name, m.text(use), m.text(want), name)
+			told = true
 		}
+	}
+	if use := p.Usage.of(m.Signal); !told && use > 0 {
+		fmt.Fprintf(&b, "The pod was using %s, request is %s. ", m.text(use), m.text(p.Request.of(m.Signal)))
 	}
 	return b.String()
 }
@@ -188,7 +194,7 @@ func (m *Met) text(n int64) string {
 	if m.Signal == InodesFree || m.Signal == PIDAvailable {
 		return fmt.Sprint(n)
 	}
-	if m.Signal == MemoryAvailable && n >= 1<<10 {
+	if (m.Signal == MemoryAvailable || m.Signal == DiskAvailable) && n >= 1<<10 {
 		n = n &^ (1<<10 - 1)
 	}
 	return resource.NewQuantity(n, resource.BinarySI).String()
