@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/dunlin-project/dunlin/cli/client"
-	"github.com/dunlin-project/dunlin/manifests"
 )
 
 func (a *app) describeCmd() *cobra.Command {
@@ -112,7 +111,7 @@ func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resour
 	a.field("Kind", "%s", u.GetKind())
 	a.field("Age", "%s", age(u.GetCreationTimestamp()))
 	if t := u.GetDeletionTimestamp(); t != nil {
-		a.field("Terminating", "for %s, waits for %s", deletedFor(u), waitsFor(u))
+		a.field("Terminating", "%s, waits for %s", deletedFor(u, time.Now()), waitsFor(u))
 		if s := a.waitsOn(ctx, c, u); s != "" {
 			a.field("Next", "%s", s)
 		}
@@ -160,54 +159,6 @@ func (a *app) describeOne(ctx context.Context, c *client.Client, r client.Resour
 	a.printf("Events:\n")
 	w := &tableWriter{out: indented{a.out}}
 	return w.print(tab)
-}
-
-// deletedFor is how long ago it was deleted: the timestamp is when grace
-// ends.
-func deletedFor(u *unstructured.Unstructured) string {
-	t := u.GetDeletionTimestamp().Time
-	grace := u.GetDeletionGracePeriodSeconds()
-	if grace == nil || *grace == 0 {
-		return duration.HumanDuration(time.Since(t))
-	}
-	return fmt.Sprintf("%s (it has %ds to stop)", duration.HumanDuration(time.Since(t.Add(-time.Duration(*grace)*time.Second))), *grace)
-}
-
-// waitsOn says what to do about something that stays Terminating.
-func (a *app) waitsOn(ctx context.Context, c *client.Client, u *unstructured.Unstructured) string {
-	if len(u.GetFinalizers()) > 0 {
-		return "whoever set the finalizers removes them when its work is done"
-	}
-	node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
-	if u.GetKind() != "Pod" || node == "" {
-		return ""
-	}
-	n, err := c.Object(ctx, "/api/v1/nodes/"+url.PathEscape(node))
-	switch {
-	case client.IsNotFound(err):
-		return "node " + node + " no longer exists: the pod is removed by itself"
-	case err != nil:
-		return ""
-	}
-	if cond := condition(n, "Ready"); cond["status"] != "True" {
-		// Never --force: the pod may run there still, and a set would start its second.
-		return fmt.Sprintf("node %s is not Ready (%v): bring it back, or 'dunlin node declare-dead %s' if it never returns, which frees the pod's name", node, cond["reason"], node)
-	}
-	return ""
-}
-
-func waitsFor(u *unstructured.Unstructured) string {
-	if f := u.GetFinalizers(); len(f) > 0 {
-		return "finalizers " + strings.Join(f, ", ")
-	}
-	if u.GetKind() == "Pod" {
-		node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
-		if c := condition(u, string(manifests.ConditionDraining)); c["status"] == "True" {
-			return fmt.Sprintf("node %s to stop it: %v", node, c["message"])
-		}
-		return "node " + node + " to stop it"
-	}
-	return "its dependents"
 }
 
 func age(t metav1.Time) string {

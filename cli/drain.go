@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,7 +55,8 @@ func (a *app) drainCmd() *cobra.Command {
 stay: they belong to the node. A pod that a PodDisruptionBudget holds is asked
 for again every 5 s; what holds it is said. With --start-first the Deployments
 of such pods are restarted, so that a new pod serves elsewhere before the old
-one goes: the way out where one replica must always be available.`,
+one goes: the way out where one replica must always be available. What the new
+pod waits for is said, too.`,
 		Example: `  dunlin drain pi-3 --timeout 5m
   dunlin drain pi-3 --start-first`,
 		Args: cobra.ExactArgs(1),
@@ -134,7 +136,7 @@ func (a *app) drain(ctx context.Context, node string, o drainOptions) error {
 		wait, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
-	d := drainage{app: a, c: c, node: node, o: o, restarted: map[types.UID]bool{}}
+	d := drainage{app: a, c: c, node: node, o: o, restarted: map[types.UID]*replaced{}}
 	left, err := d.run(wait, list)
 	if err == nil {
 		a.printf("node/%s drained\n", node)
@@ -143,7 +145,7 @@ func (a *app) drain(ctx context.Context, node string, o drainOptions) error {
 	for _, e := range left {
 		switch {
 		case e.blocked != "":
-			a.notef("%s is still there: %s\n", e.label(), e.blocked)
+			a.notef("%s is still there: %s\n%s", e.label(), e.blocked, d.waits(e))
 		default:
 			a.notef("%s is still there: it was evicted and has not stopped yet\n", e.label())
 		}
@@ -195,7 +197,13 @@ type drainage struct {
 	c         *client.Client
 	node      string
 	o         drainOptions
-	restarted map[types.UID]bool // ReplicaSets whose Deployment was restarted
+	restarted map[types.UID]*replaced // by the ReplicaSet of the held pods
+}
+
+// replaced is a Deployment whose new pods come first.
+type replaced struct {
+	namespace, name string // "" is no Deployment, or one that was not restarted
+	waits           string // what its pods elsewhere were last said to wait for
 }
 
 // run evicts until nothing is left, or the context ends; left is what is.
@@ -286,10 +294,11 @@ func (d *drainage) startFirst(ctx context.Context, e *evictee) error {
 	if owner == nil || owner.Kind != "ReplicaSet" {
 		return nil
 	}
-	if d.restarted[owner.UID] {
-		return nil
+	if r := d.restarted[owner.UID]; r != nil {
+		return d.replacement(ctx, r)
 	}
-	d.restarted[owner.UID] = true
+	made := &replaced{}
+	d.restarted[owner.UID] = made
 	var rs struct {
 		Metadata metav1.ObjectMeta `json:"metadata"`
 	}
@@ -314,5 +323,39 @@ func (d *drainage) startFirst(ctx context.Context, e *evictee) error {
 		return fmt.Errorf("restart deployment %s: %w", up.Name, err)
 	}
 	d.app.printf("deployment.apps/%s restarted: its new pods come first\n", up.Name)
+	made.namespace, made.name = e.pod.Namespace, up.Name
+	return nil
+}
+
+// waits is what the replacement of a held pod waits for.
+func (d *drainage) waits(e *evictee) string {
+	if owner := metav1.GetControllerOf(&e.pod); owner != nil && d.restarted[owner.UID] != nil {
+		return d.restarted[owner.UID].waits
+	}
+	return ""
+}
+
+// replacement says what the pods of a restarted Deployment wait for that shall
+// serve in place of those on the node, when it is something new.
+func (d *drainage) replacement(ctx context.Context, r *replaced) error {
+	if r.name == "" {
+		return nil
+	}
+	var up appsv1.Deployment
+	if err := d.c.JSON(ctx, client.Request{Path: deploymentPath(r.namespace, r.name)}, &up); client.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("look after deployment %s: %w", r.name, err)
+	}
+	var pods corev1.PodList
+	q := url.Values{"labelSelector": {metav1.FormatLabelSelector(up.Spec.Selector)}}
+	if err := d.c.JSON(ctx, client.Request{Path: "/api/v1/namespaces/" + url.PathEscape(r.namespace) + "/pods", Query: q}, &pods); err != nil {
+		return fmt.Errorf("look after the pods of deployment %s: %w", r.name, err)
+	}
+	text := podReasons(slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == d.node }))
+	if text != r.waits && text != "" {
+		d.app.notef("deployment.apps/%s has no new pod that serves yet:\n%s", r.name, text)
+	}
+	r.waits = text
 	return nil
 }

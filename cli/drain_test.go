@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -117,6 +119,35 @@ func TestDrainSaysWhatBlocks(t *testing.T) {
 	}
 	if out := w.ok("uncordon", "n"); out != "node/n uncordoned\n" {
 		t.Fatal(out)
+	}
+}
+
+// Where the replacement cannot be placed, a drain that starts it first says so:
+// while it waits, once, and at the end.
+func TestDrainSaysWhatTheReplacementWaitsFor(t *testing.T) {
+	w := drainWorld(t)
+	w.ok("apply", "-f", w.file("pdb.yaml", "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: web}\nspec: {minAvailable: 1, selector: {matchLabels: {app: web}}}\n"))
+	w.counted(1, 1, 0)
+	w.ok("apply", "-f", w.file("pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: web-2-b, labels: {app: web}}\nspec: {containers: [{name: c, image: 'file:///a.wasm'}]}\n"))
+	_, err := w.reg.Update(context.Background(), podKind, "default", "web-2-b", registry.Status, func(cur runtime.Object) (runtime.Object, error) {
+		p := cur.(*corev1.Pod)
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 node(s) were unschedulable."}}
+		return p, nil
+	}, registry.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	a := &app{out: &out, errw: &errs}
+	err = a.drain(context.Background(), "n", drainOptions{retry: 50 * time.Millisecond, timeout: time.Second, grace: -1, startFirst: true})
+	if err == nil || strings.Count(out.String(), "deployment.apps/web restarted") != 1 {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	why := "  pod web-2-b: 0/1 nodes are available: 1 node(s) were unschedulable.\n    next: "
+	first := "deployment.apps/web has no new pod that serves yet:\n" + why
+	if s := errs.String(); strings.Count(s, first) != 1 || strings.Count(s, why) != 2 || strings.LastIndex(s, why) < strings.Index(s, "is still there") {
+		t.Errorf("not told once, and at the end:\n%s", s)
 	}
 }
 

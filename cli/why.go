@@ -37,6 +37,10 @@ func command(local bool, format string, args ...any) string {
 	return "'" + s + "'"
 }
 
+// slowReport is how old a pod is of which its node should have said something:
+// nobody is told before to look for the node.
+const slowReport = 30 * time.Second
+
 // whyPod says why a pod does not serve; ok is false when it does, or when it
 // is done. local: the pod is as its node's agent told it.
 func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
@@ -74,6 +78,9 @@ func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
 	c := podCondition(p, corev1.PodReady)
 	if c == nil && local {
 		return why{"the agent has not come to it yet", p.CreationTimestamp.Time, "wait a moment, then look again"}, true
+	}
+	if c == nil && time.Since(p.CreationTimestamp.Time) < slowReport {
+		return why{"node " + p.Spec.NodeName + " has not reported on it yet", p.CreationTimestamp.Time, "wait a moment, then look again"}, true
 	}
 	if c == nil {
 		return why{"node " + p.Spec.NodeName + " has not reported on it yet", p.CreationTimestamp.Time,

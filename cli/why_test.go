@@ -65,7 +65,8 @@ func TestWhyPod(t *testing.T) {
 		}), "container c is not started yet", "how far that is"},
 		"small limit":  {waiting("OOMKilled", "the container's memory limit is too small to load the module"), "too small", "raise resources.limits.memory of container"},
 		"no config":    {waiting("CreateContainerConfigError", `configmap "x" not found`), `configmap "x" not found`, "create what is missing"},
-		"not reported": {pod(func(*corev1.Pod) {}), "node pi has not reported", "get node pi"},
+		"not reported": {pod(func(*corev1.Pod) {}), "node pi has not reported", "delete pod p --force"},
+		"just placed":  {pod(func(p *corev1.Pod) { p.CreationTimestamp = metav1.Now() }), "node pi has not reported", "wait a moment"},
 		"not ready":    {pod(cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")), "it is not Ready: containers", "dunlin logs"},
 		"not ready, probed": {pod(func(p *corev1.Pod) {
 			cond(corev1.PodReady, corev1.ConditionFalse, "ContainersNotReady", "containers with unready status: [c]")(p)

@@ -196,6 +196,9 @@ func checkBudget(b *policyv1.PodDisruptionBudget) error {
 		message += " because it failed sync: " + c.Message
 	case s.CurrentHealthy <= s.DesiredHealthy:
 		message = fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", b.Name, s.DesiredHealthy, s.CurrentHealthy)
+	case len(s.DisruptedPods) > 0: // evicted a moment ago, and still counted as healthy
+		message = fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently, %d of which are being evicted",
+			b.Name, s.DesiredHealthy, s.CurrentHealthy, len(s.DisruptedPods))
 	case failed:
 		message += fmt.Sprintf(" (%s): %s", c.Reason, c.Message)
 	}

@@ -101,7 +101,11 @@ func Explain(store registry.Store, profiles []*Profile, pod *corev1.Pod, sees fu
 	}
 	switch {
 	case r.Header.Gated:
-		out.Message = "Scheduling is blocked due to non-empty scheduling gates"
+		var gates []string
+		for _, g := range pod.Spec.SchedulingGates {
+			gates = append(gates, g.Name)
+		}
+		out.Message = "Scheduling is blocked due to non-empty scheduling gates: " + strings.Join(gates, ", ")
 	case pod.Spec.NodeName != "":
 		out.Message = fmt.Sprintf("The pod is on node %s; %d of %d nodes could take it.", pod.Spec.NodeName, fit, len(out.Nodes))
 	case fit == 0:

@@ -175,3 +175,16 @@ func TestExplainTellsWhereAClaimIs(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A gated pod's gates are named: whoever set them is to be found.
+func TestExplainNamesGates(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n")
+	w.Create(pod("p", func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}, {Name: "review"}}
+	}))
+	p, err := Explain(w.Store, nil, get(w, "p"), func(string) bool { return true })
+	if want := "Scheduling is blocked due to non-empty scheduling gates: example.com/quota, review"; err != nil || p.Message != want {
+		t.Fatalf("%v, %q, want %q", err, p.Message, want)
+	}
+}

@@ -122,7 +122,7 @@ func (r *Runtime) start(ctx context.Context, s workload.Spec) error {
 		}
 		ws := killChild(p.pid)
 		if errors.Is(err, errHostDied) {
-			err = r.explainEarlyDeath(group, dir, describe(ws), err)
+			err = explainEarlyDeath(group, s.Resources.MemoryLimit, dir, describe(ws), err)
 		}
 		if reply.CacheBad {
 			r.cache.drop(s.Digest)
@@ -156,13 +156,22 @@ func startError(reply host.Reply) error {
 	return &workload.StartError{Reason: reason, Message: reply.Message}
 }
 
-func (r *Runtime) explainEarlyDeath(group cgroup.Group, dir, how string, err error) error {
+func explainEarlyDeath(group cgroup.Group, limit int64, dir, how string, err error) error {
 	if group != nil {
 		if st, serr := group.Stats(); serr == nil && st.OOMKills > 0 {
-			return &workload.StartError{Reason: reasonOOM, Message: "the container's memory limit is too small to load the module; raise resources.limits.memory, to 32Mi say", Err: err}
+			return &workload.StartError{Reason: reasonOOM, Message: "the container's memory limit is too small to load the module; raise resources.limits.memory, to " + roomier(limit) + " say", Err: err}
 		}
 	}
 	return fmt.Errorf("%w: %s: %s", err, how, firstLines(filepath.Join(dir, host.StderrFile), 512))
+}
+
+// roomier is a limit to try next: at least twice the one in force.
+func roomier(limit int64) string {
+	mebi := int64(32)
+	for mebi < 1<<40 && mebi<<20 < 2*limit {
+		mebi *= 2
+	}
+	return strconv.FormatInt(mebi, 10) + "Mi"
 }
 
 // makeFolders makes the run folder, the log folder, and the control group.

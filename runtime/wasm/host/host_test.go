@@ -85,7 +85,7 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	_, msg := explain(o, 4<<20, "")
-	if !strings.Contains(msg, "memory limit of 4Mi") {
+	if !strings.Contains(msg, "it asked for more than its memory limit of 4Mi (it had 4Mi)") {
 		t.Errorf("%q", msg)
 	}
 	g := &Guest{Module: testModule(t, "bigmemory"), MemoryLimit: 64 << 20, Stdout: &bytes.Buffer{}, Stderr: &bytes.Buffer{}}

@@ -389,7 +389,7 @@ func explain(o Outcome, limit int64, stderr string) (reason, message string) {
 		return reason, ""
 	}
 	if o.MemoryRefused && limit > 0 {
-		parts = append(parts, fmt.Sprintf("it reached its memory limit of %s (%s in use)", bytesText(uint64(limit)), bytesText(o.MemoryPeak)))
+		parts = append(parts, fmt.Sprintf("it asked for more than its memory limit of %s (it had %s)", bytesText(uint64(limit)), bytesText(o.MemoryPeak)))
 	}
 	if stderr != "" {
 		parts = append(parts, "last output: "+stderr)
