@@ -6,11 +6,7 @@
 // Backends have locks of their own.
 package balance
 
-import (
-	"time"
-
-	"github.com/dunlin-project/dunlin/wire"
-)
+import "github.com/dunlin-project/dunlin/wire"
 
 // tier says how far away an endpoint is.
 type tier uint8
@@ -116,7 +112,3 @@ func better(a, b *candidate, traffic wire.Traffic) bool {
 	}
 	return a.pass < b.pass
 }
-
-// IdleFor is how long nothing has to pass through a connection to an
-// endpoint that terminates until it is closed.
-const IdleFor = 5 * time.Second

@@ -51,17 +51,6 @@ func (b *Backend) Passed() bool {
 	return b.passed
 }
 
-// Flow is one connection of a client to a backend.
-type Flow struct {
-	Moved atomic.Int64 // Unix nanoseconds at which bytes last moved
-	// Asked: the client spoke last, so an answer is due, however long it takes.
-	Asked atomic.Bool
-	End   func() // closes both sides
-	// Silent, where it can be known, says whether a side has acknowledged nothing
-	// for so long, though it was asked to.
-	Silent func(time.Duration) bool
-}
-
 // Silent takes the connections that shall end since nobody is there any more:
 // a side acknowledged nothing for the first time where no Service counts on the
 // backend any more, for the second where one still does.
@@ -78,23 +67,6 @@ func (b *Backend) Silent(gone, counted time.Duration) (out []*Flow) {
 	}
 	b.mu.Unlock()
 	return slices.DeleteFunc(out, func(f *Flow) bool { return !f.Silent(after) })
-}
-
-// Idle takes the connections that shall end: those of a backend that gets no
-// new ones, through which nothing passed for a while and whose client waits
-// for nothing.
-func (b *Backend) Idle(now time.Time) (out []*Flow) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.draining {
-		return nil
-	}
-	for f := range b.conns {
-		if !f.Asked.Load() && now.UnixNano()-f.Moved.Load() > int64(IdleFor) {
-			out = append(out, f)
-		}
-	}
-	return out
 }
 
 // choice is a backend as one Service's port sees it.

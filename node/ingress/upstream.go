@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dunlin-project/dunlin/node/balance"
@@ -146,10 +147,10 @@ func (u *upstream) keep(b *balance.Backend, rw io.ReadWriteCloser, end func()) i
 	end() // it counts as a connection from here on, not as a request
 	u.c.upgraded.Add(1)
 	u.c.answered(http.StatusSwitchingProtocols)
-	return &upgraded{rw, f, sync.OnceFunc(func() {
+	return &upgraded{ReadWriteCloser: rw, f: f, end: sync.OnceFunc(func() {
 		b.Remove(f)
 		u.c.upgraded.Add(-1)
-	}), u.c}
+	}), c: u.c}
 }
 
 // due ends a request whose answer does not begin in time.
@@ -225,20 +226,29 @@ type upgraded struct {
 	f   *balance.Flow
 	end func()
 	c   *counters
+	// read: bytes were read that the client has not got yet.
+	read atomic.Bool
 }
 
 // Read implements io.Reader.
 func (u *upgraded) Read(p []byte) (int, error) {
+	if u.read.Swap(false) {
+		u.f.Release() // who reads again has passed on what was read before
+	}
 	n, err := u.ReadWriteCloser.Read(p)
-	u.f.Moved.Store(time.Now().UnixNano())
+	if n > 0 {
+		u.f.Hold(false)
+		u.read.Store(true)
+	}
 	u.c.out.Add(int64(n))
 	return n, err
 }
 
 // Write implements io.Writer.
 func (u *upgraded) Write(p []byte) (int, error) {
+	u.f.Hold(true)
+	defer u.f.Release()
 	n, err := u.ReadWriteCloser.Write(p)
-	u.f.Moved.Store(time.Now().UnixNano())
 	u.c.in.Add(int64(n))
 	return n, err
 }

@@ -82,9 +82,10 @@ func (x *pipe) close() {
 }
 
 // forward moves bytes from one connection to the other until the first ends,
-// then ends the other's direction too. moved is called before bytes are passed
-// on. Without descriptors for a pipe they go through memory.
-func (p *pipePool) forward(dst, src *net.TCPConn, moved func()) error {
+// then ends the other's direction too. held is called before bytes are passed
+// on, and passed once they were. Without descriptors for a pipe they go through
+// memory.
+func (p *pipePool) forward(dst, src *net.TCPConn, held, passed func()) error {
 	rc, err := src.SyscallConn()
 	if err != nil {
 		return err
@@ -96,7 +97,7 @@ func (p *pipePool) forward(dst, src *net.TCPConn, moved func()) error {
 	for {
 		x, n, err := p.fill(rc)
 		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-			if n, err = copyOnce(dst, src, moved); err == nil && n > 0 {
+			if n, err = copyOnce(dst, src, held, passed); err == nil && n > 0 {
 				continue
 			}
 		}
@@ -104,8 +105,10 @@ func (p *pipePool) forward(dst, src *net.TCPConn, moved func()) error {
 			_ = dst.CloseWrite()
 			return err
 		}
-		moved()
-		if err := x.drain(wc, n); err != nil {
+		held()
+		err = x.drain(wc, n)
+		passed()
+		if err != nil {
 			x.close()
 			return err
 		}
@@ -118,12 +121,13 @@ var copies = sync.Pool{New: func() any { return new([16 << 10]byte) }}
 
 // copyOnce moves what is there through memory; nothing, without an error, at
 // the end.
-func copyOnce(dst, src *net.TCPConn, moved func()) (int, error) {
+func copyOnce(dst, src *net.TCPConn, held, passed func()) (int, error) {
 	b := copies.Get().(*[16 << 10]byte)
 	defer copies.Put(b)
 	n, err := src.Read(b[:])
 	if n > 0 {
-		moved()
+		held()
+		defer passed()
 		if _, err := dst.Write(b[:n]); err != nil {
 			return n, err
 		}

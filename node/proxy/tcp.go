@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dunlin-project/dunlin/node/balance"
 )
 
@@ -36,6 +38,7 @@ func (e *engine) serveTCP(t *balance.Target, external bool, c *net.TCPConn) {
 		_ = up.Close()
 	})
 	f.Silent = func(d time.Duration) bool { return silent(up, d) || silent(c, d) }
+	f.Pending = func() bool { return unsent(c) || unsent(up) }
 	b.Add(f)
 	e.counters.conns.Add(1)
 	var over atomic.Int32 // directions
@@ -54,10 +57,7 @@ func (e *engine) serveTCP(t *balance.Target, external bool, c *net.TCPConn) {
 // that was reset is reset at the other side as well. Who has sent its last byte
 // may wait for the other's, however long; once it is gone, nobody does.
 func (e *engine) oneWay(f *balance.Flow, dst, src *net.TCPConn, over *atomic.Int32, asks bool) {
-	err := e.pipes.forward(dst, src, func() {
-		f.Asked.Store(asks)
-		f.Moved.Store(time.Now().UnixNano())
-	})
+	err := e.pipes.forward(dst, src, func() { f.Hold(asks) }, f.Release)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNRESET) {
 			_ = dst.SetLinger(0)
@@ -104,6 +104,22 @@ func addrOf(a net.Addr) netip.Addr {
 		return a.AddrPort().Addr().Unmap()
 	}
 	return netip.Addr{}
+}
+
+// unsent says whether bytes wait in a connection's queue for the other side to
+// acknowledge them.
+func unsent(c *net.TCPConn) bool {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	_ = rc.Control(func(fd uintptr) {
+		if n, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err != nil {
+			n = 0
+		}
+	})
+	return n > 0
 }
 
 // drain closes connections to backends that get no new ones, once nothing
