@@ -14,7 +14,7 @@ import (
 // Annotation holds the rules: HOST:PORT, separated by commas or white space.
 // HOST is a name, a name behind "*.", an address, or a range (10.0.0.0/8;
 // IPv6 in brackets); PORT a number, a range (8000-8010) or "*"; "/udp" behind
-// it means datagrams.
+// it means datagrams, "/tcp" or nothing connections.
 const Annotation = "dunlin.dev/outbound"
 
 // AnyPort stands for a port that is not known, where an entry is only
@@ -59,7 +59,13 @@ func Parse(text string) (Rules, error) {
 }
 
 func parseRule(s string) (r Rule, err error) {
+	if scheme, _, found := strings.Cut(s, "://"); found {
+		return r, fmt.Errorf("%q is a URL: write where it leads, HOST:PORT, without %s:// and path", s, scheme)
+	}
 	s, r.UDP = strings.CutSuffix(s, "/udp")
+	if !r.UDP {
+		s = strings.TrimSuffix(s, "/tcp") // as without it
+	}
 	i := strings.LastIndexByte(s, ':')
 	if i < 0 {
 		return r, fmt.Errorf("a port is missing: want HOST:PORT, such as api.example.com:443, 10.0.0.0/8:5432 or [fd00::/8]:*")

@@ -7,7 +7,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	r, err := Parse("api.Example.com.:443, *.example.org:8000-8010\n10.0.0.0/8:5432 192.0.2.7:1883,[fd00::/8]:*,[2001:db8::1]:53/udp")
+	r, err := Parse("api.Example.com.:443, *.example.org:8000-8010\n10.0.0.0/8:5432 192.0.2.7:1883/tcp,[fd00::/8]:*,[2001:db8::1]:53/udp")
 	if err != nil || len(r) != 6 {
 		t.Fatal(r, err)
 	}
@@ -53,13 +53,14 @@ func TestParseRefuses(t *testing.T) {
 		"example.com:70000":        "is no port",
 		"example.com:9-8":          "is no port",
 		"example.com:http":         "is no port",
+		"http://example.com:80":    "is a URL",
 		":443":                     "neither a name",
 		"*:443":                    "neither a name",
 		"*.:443":                   "neither a name",
 		"a..b:443":                 "neither a name",
 		"-a.example:443":           "neither a name",
 		"10.0.0.256:443":           "neither a name",
-		"https://x.example:443":    "brackets",
+		"https://x.example:443":    "is a URL",
 		"10.0.0.1/8:443":           "the range is 10.0.0.0/8",
 		"10.0.0.0/33:443":          "not a range",
 		"fd00::1:443":              "stands in brackets",
