@@ -44,15 +44,27 @@ func (n *Node) openStable(report *salvageReport) error {
 	if first := n.logs.first.Load(); first > newest+1 {
 		return fmt.Errorf("%s: %w: the log starts at entry %d and no usable snapshot reaches it; restore a backup", n.cfg.Dir, ErrDamaged, first)
 	}
-	lost := last < n.acknowledged() || report != nil && report.Gap
+	known := n.acknowledged()
+	if report == nil { // a salvage has looked at all that can be read
+		behind, err := n.logs.behindEnd()
+		if err != nil {
+			return err
+		}
+		known = max(known, behind)
+	}
+	lost := last < known || report != nil && report.Gap
 	if report != nil && (lost || last > 0) { // otherwise the very first write was cut short
-		n.log.Warn("log damaged: good entries copied, the old log moved aside", "first", report.First, "last", report.Last,
-			"acknowledged", n.acknowledged(), "moved", report.Quarantine, "err", report.Cause)
+		n.sayDamaged(report, known)
 	}
 	if !lost {
 		return nil
 	}
-	return n.acceptLoss(last)
+	return n.acceptLoss(report, last, known)
+}
+
+func (n *Node) sayDamaged(report *salvageReport, known uint64) {
+	n.log.Warn("log damaged: good entries copied, the old log moved aside", "first", report.First, "last", report.Last,
+		"acknowledged", known, "moved", report.Quarantine, "err", report.Cause)
 }
 
 // rebuildStable makes a new record when both copies are gone. Alone, a server
@@ -79,9 +91,10 @@ func (n *Node) rebuildStable(last uint64) error {
 }
 
 // acceptLoss goes on from what is left where that endangers nobody else, in a
-// new recovery epoch.
-func (n *Node) acceptLoss(last uint64) error {
-	known := n.acknowledged()
+// new recovery epoch. known is the highest entry that the log once held. The log
+// that held it is moved aside, if it was not yet, or the next writes would go
+// over what follows the damage.
+func (n *Node) acceptLoss(report *salvageReport, last, known uint64) error {
 	sole, err := n.soleVoter()
 	if err != nil {
 		return err
@@ -92,7 +105,22 @@ func (n *Node) acceptLoss(last uint64) error {
 	case !sole:
 		return fmt.Errorf("%s: %w: entries %d to %d are lost, and this server is not the only voter; remove it from the cluster and join again", n.cfg.Dir, ErrDamaged, last+1, known)
 	}
-	n.log.Error("acknowledged changes are lost; going on from the last good one in a new recovery epoch", "last", last, "acknowledged", known)
+	if report == nil {
+		if report, err = n.setLogAside(fmt.Errorf("%w: the log ends at entry %d and held %d", ErrDamaged, last, known)); err != nil {
+			return err
+		}
+		_, newest := n.snaps.kept()
+		if last = max(n.logs.last.Load(), newest); last >= known && !report.Gap {
+			n.sayDamaged(report, known) // all was saved
+			return nil
+		}
+	}
+	lost := any("unknown")
+	if known > last {
+		lost = known - last
+	}
+	n.log.Error("acknowledged changes are lost; going on from the last good one in a new recovery epoch; the damaged log is kept",
+		"lost", lost, "last", last, "acknowledged", known, "moved", report.Quarantine)
 	id := n.identity.id
 	id.Recover = true
 	if err := n.identity.save(id); err != nil {
@@ -106,6 +134,13 @@ func (n *Node) acceptLoss(last uint64) error {
 		return fmt.Errorf("bound of the log: %w", err)
 	}
 	return n.stable.forget(last, term+1)
+}
+
+// setLogAside moves away a log that could be opened, and goes on with a copy of
+// its good entries.
+func (n *Node) setLogAside(cause error) (*salvageReport, error) {
+	n.logs.closeWAL()
+	return n.logs.salvage(cause)
 }
 
 // lastTerm returns the highest term that the log or a snapshot shows.

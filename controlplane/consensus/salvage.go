@@ -42,6 +42,9 @@ func (l *logStore) salvage(cause error) (*salvageReport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("salvage log: %w", err)
 	}
+	if err := l.keepEarlier(); err != nil {
+		return nil, err
+	}
 	if err := moveAside(l.disk, l.dir); err != nil {
 		return nil, err
 	}
@@ -55,6 +58,23 @@ func (l *logStore) salvage(cause error) (*salvageReport, error) {
 		return nil, fmt.Errorf("salvage log: %w", err)
 	}
 	return &salvageReport{Cause: cause, First: l.first.Load(), Last: l.last.Load(), Gap: s.gap || l.cut, Quarantine: l.dir + ".damaged"}, nil
+}
+
+// keepEarlier keeps one damaged log more than the last one: a start that is cut
+// short between the salvage and its end salvages once more, and that log is a
+// copy of the good entries only.
+func (l *logStore) keepEarlier() error {
+	damaged := l.dir + ".damaged"
+	if _, err := os.Lstat(damaged); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := os.RemoveAll(damaged + ".before"); err != nil {
+		return fmt.Errorf("quarantine: %w", err)
+	}
+	if err := l.disk.rename(damaged, damaged+".before"); err != nil {
+		return fmt.Errorf("quarantine: %w", err)
+	}
+	return nil
 }
 
 // finishSalvage completes or drops a salvage that a crash cut short. The new
