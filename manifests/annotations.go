@@ -28,6 +28,8 @@ var (
 	// ReplicaSets.
 	deploymentNotes    = []string{AnnotationRolledBack, AnnotationGoodRevision}
 	ingressAnnotations = []string{AnnotationSSLRedirect, AnnotationBackendTimeout}
+	// notes are those that the cluster writes on anything.
+	notes = []string{AnnotationIgnoredOwners}
 )
 
 // annotationHomes says where each that people write is read.
@@ -112,7 +114,7 @@ func (w *walker) annotations(obj runtime.Object) {
 
 // ours warns of keys under our prefix that nobody reads there.
 func (w *walker) ours(at *field.Path, what string, have map[string]string, known ...[]string) {
-	names := slices.Concat(known...)
+	names := slices.Concat(append(known, notes)...)
 	for _, k := range slices.Sorted(maps.Keys(have)) {
 		if !strings.HasPrefix(k, Prefix) || slices.Contains(names, k) {
 			continue

@@ -41,7 +41,7 @@ func TestAnnotationsWithoutEffect(t *testing.T) {
 		{&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Template: template("dunlin.dev/auto-rollbak")}}, []string{"did you mean dunlin.dev/auto-rollback, on a Deployment?"}},
 		{&corev1.Pod{ObjectMeta: meta("dunlin.dev/zzzzzzzz", AnnotationPorts)}, []string{"metadata.annotations[dunlin.dev/zzzzzzzz]: there is no such annotation; it has no effect"}},
 		{&corev1.Pod{ObjectMeta: meta(append(append([]string{}, podAnnotations...), podNotes...)...)}, nil},
-		{&appsv1.ReplicaSet{ObjectMeta: meta(AnnotationAutoRollback, AnnotationGoodRevision)}, nil},
+		{&appsv1.ReplicaSet{ObjectMeta: meta(AnnotationAutoRollback, AnnotationGoodRevision, AnnotationIgnoredOwners)}, nil},
 	} {
 		got, _ := Unsupported(c.obj)
 		if len(got) != len(c.want) {

@@ -52,6 +52,10 @@ const (
 	// proven itself: for the whole deadline, all pods available.
 	AnnotationRolledBack   = Prefix + "rolled-back"
 	AnnotationGoodRevision = Prefix + "good-revision"
+	// AnnotationIgnoredOwners on anything with owner references into another
+	// namespace: the uids of those owners, separated by commas. The registry
+	// keeps it as long as the references are there.
+	AnnotationIgnoredOwners = Prefix + "ignored-owners"
 
 	// AnnotationOutbound on a Pod: what its Wasm guests may connect to, as
 	// HOST:PORT entries (package outbound). Absent: nothing.

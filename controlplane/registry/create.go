@@ -141,6 +141,9 @@ func (r *Registry) insert(ctx context.Context, served, stored *manifests.Kind, o
 	if err := r.cfg.Admission.Validate(ctx, a); err != nil {
 		return nil, "", err
 	}
+	if err := r.noteIgnored(obj, nil); err != nil {
+		return nil, "", apierrors.NewInternalError(err)
+	}
 	rec, err := r.codec.Encode(stored, obj)
 	if err != nil {
 		return nil, "", apierrors.NewInternalError(err)

@@ -69,6 +69,9 @@ func (r *Registry) tryUpdate(ctx context.Context, served, stored *manifests.Kind
 	if err != nil {
 		return nil, false, err
 	}
+	if err := r.noteIgnored(obj, cur); err != nil {
+		return nil, false, apierrors.NewInternalError(err)
+	}
 	next, unchanged, err := r.nextRecord(stored, sub, obj, cur, rec)
 	if err != nil {
 		return nil, false, err

@@ -72,6 +72,7 @@ var notInherited = map[string]bool{
 	"deprecated.deployment.rollback.info": true,
 	manifests.AnnotationAutoRollback:      true,
 	manifests.AnnotationRolledBack:        true,
+	manifests.AnnotationIgnoredOwners:     true,
 	manifests.AnnotationGoodRevision:      true, // kubectl rollout undo copies a set's to the Deployment
 }
 

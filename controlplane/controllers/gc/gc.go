@@ -2,11 +2,14 @@
 // wait for their dependents: background, foreground and orphan.
 //
 // Owned fields: the finalizers foregroundDeletion and orphan, owner references
-// to owners that are gone, and the condition dunlin.dev/DeletionBlocked.
+// to owners that are gone, the condition dunlin.dev/DeletionBlocked, and with
+// the registry the annotation dunlin.dev/ignored-owners.
 //
 // The owner graph is the store's own index (Snapshot.ByOwner, ByUID), so
 // there is nothing to build, and an owner that is not in it does not exist:
-// the leader's snapshot holds all that was committed.
+// the leader's snapshot holds all that was committed. A reference to one in
+// another namespace counts neither for nor against the object, also when that
+// owner is gone: the annotation says which they are.
 package gc
 
 import (
@@ -14,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,7 +38,13 @@ import (
 type controller struct {
 	env  loop.Env
 	said said
+	// noted are the references of which an event was made, as noteKey;
+	// forgotten with the object.
+	noted sync.Map
 }
+
+// noteKey is one owner reference, by uids.
+type noteKey struct{ dependent, owner string }
 
 // New makes the garbage collector.
 func New(env loop.Env) *loop.Controller {
@@ -50,16 +60,22 @@ func New(env loop.Env) *loop.Controller {
 	return &loop.Controller{Name: "gc", Workers: 4, Sources: sources, Reconcile: c.reconcile}
 }
 
-// keys wakes an object whose owner is gone or going, one that waits with a
-// finalizer, the dependents of what was deleted, and owners that wait for it.
+// keys wakes an object whose owner is gone or going or in another namespace,
+// one that waits with a finalizer, the dependents of what was deleted, and
+// owners that wait for it.
 func (c *controller) keys(ev state.Event, add func(state.Key)) {
 	snap := c.env.Reader.Snapshot()
 	h := &ev.Record.Header
 	if ev.Type == state.Deleted {
 		snap.ByOwner(h.UID, func(r *state.Record) bool {
-			add(r.Header.Key)
+			if h.Key.Namespace == "" || r.Header.Key.Namespace == h.Key.Namespace {
+				add(r.Header.Key)
+			}
 			return true
 		})
+		for _, o := range h.Owners {
+			c.noted.Delete(noteKey{h.UID, o.UID})
+		}
 	} else if (h.Deleted != 0 && len(h.Finalizers) > 0) || needsCare(snap, ev.Record) {
 		add(h.Key)
 	}
@@ -77,7 +93,7 @@ func (c *controller) keys(ev state.Event, add func(state.Key)) {
 
 func needsCare(snap state.Snapshot, r *state.Record) bool {
 	for _, o := range r.Header.Owners {
-		if f := fateOf(snap, r, o); f == absent || f == leaving {
+		if fateOf(snap, r, o) != solid {
 			return true
 		}
 	}
@@ -93,7 +109,7 @@ type fate uint8
 
 const (
 	solid   fate = iota // the owner lives, or it cannot be told
-	absent              // it does not exist
+	absent              // it does not exist, or no more
 	leaving             // it is being deleted in the foreground
 	invalid             // it cannot be an owner of this object
 )
@@ -113,7 +129,7 @@ func fateOf(snap state.Snapshot, r *state.Record, o state.Owner) fate {
 		return solid
 	case !ok:
 		return absent
-	case k.Namespaced && owner.Header.Key.Kind == k.StorageKind() && owner.Header.Key.Namespace != r.Header.Key.Namespace:
+	case registry.ForeignOwner(snap, r.Header.Key.Namespace, k.GroupKind(), o.UID):
 		return invalid
 	case owner.Header.Key.Kind != k.StorageKind() || owner.Header.Key.Name != o.Name:
 		return absent // nothing of that kind and name has this uid
@@ -138,16 +154,21 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 // judge deletes an object that has no owner left, and strips references to
 // owners that are gone from one that has.
 func (c *controller) judge(ctx context.Context, snap state.Snapshot, r *state.Record) error {
+	fates, err := c.fates(ctx, snap, r)
+	if err != nil {
+		return err
+	}
 	var gone []string
 	count := map[fate]int{}
-	for _, o := range r.Header.Owners {
-		f := fateOf(snap, r, o)
-		count[f]++
-		switch f {
+	for i, o := range r.Header.Owners {
+		count[fates[i]]++
+		switch fates[i] {
 		case absent, leaving:
 			gone = append(gone, o.UID)
 		case invalid:
-			c.note(r, "OwnerRefInvalidNamespace", fmt.Sprintf("ownerRef [%s %s, uid: %s] does not exist in namespace %q", o.Kind, o.Name, o.UID, r.Header.Key.Namespace))
+			if _, again := c.noted.LoadOrStore(noteKey{r.Header.UID, o.UID}, true); !again {
+				c.note(r, "OwnerRefInvalidNamespace", fmt.Sprintf("ownerRef [%s %s, uid: %s] does not exist in namespace %q and is ignored", o.Kind, o.Name, o.UID, r.Header.Key.Namespace))
+			}
 		}
 	}
 	switch {
@@ -166,6 +187,42 @@ func (c *controller) judge(ctx context.Context, snap state.Snapshot, r *state.Re
 		policy = metav1.DeletePropagationForeground // its owner waits for all of them
 	}
 	return c.remove(ctx, r, policy)
+}
+
+// fates judges the owner references of an object, by what is there and, of
+// owners that are not, by what was noted while they were. What is not noted
+// yet, by an older version or on a server that lagged behind, is noted before
+// anything else is done.
+func (c *controller) fates(ctx context.Context, snap state.Snapshot, r *state.Record) ([]fate, error) {
+	out := make([]fate, len(r.Header.Owners))
+	for i, o := range r.Header.Owners {
+		out[i] = fateOf(snap, r, o)
+	}
+	if r.Header.Key.Namespace == "" || (!slices.Contains(out, absent) && !slices.Contains(out, invalid)) {
+		return out, nil
+	}
+	obj, err := c.env.Store.Decode(r)
+	if err != nil {
+		return nil, fmt.Errorf("owners of %s: %w", loop.KeyString(r.Header.Key), err)
+	}
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, fmt.Errorf("owners of %s: %w", loop.KeyString(r.Header.Key), err)
+	}
+	known := registry.IgnoredOwners(m)
+	all := known
+	for i, o := range r.Header.Owners {
+		switch noted := slices.Contains(known, o.UID); {
+		case out[i] == absent && noted:
+			out[i] = invalid
+		case out[i] == invalid && !noted:
+			all = append(slices.Clip(all), o.UID)
+		}
+	}
+	if len(all) == len(known) {
+		return out, nil
+	}
+	return out, c.update(ctx, r, func(m metav1.Object) { registry.SetIgnoredOwners(m, all) })
 }
 
 func hasDependents(snap state.Snapshot, r *state.Record) (any bool) {
@@ -207,7 +264,9 @@ func (c *controller) finish(ctx context.Context, snap state.Snapshot, r *state.R
 func (c *controller) orphan(ctx context.Context, snap state.Snapshot, r *state.Record) error {
 	var deps []*state.Record
 	snap.ByOwner(r.Header.UID, func(d *state.Record) bool {
-		deps = append(deps, d)
+		if !foreign(snap, d, r) {
+			deps = append(deps, d)
+		}
 		return true
 	})
 	err := loop.Parallel(ctx, len(deps), func(ctx context.Context, i int) error {
@@ -224,6 +283,9 @@ func (c *controller) orphan(ctx context.Context, snap state.Snapshot, r *state.R
 func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *state.Record) (time.Duration, error) {
 	var pending, blocking []*state.Record
 	snap.ByOwner(r.Header.UID, func(d *state.Record) bool {
+		if foreign(snap, d, r) {
+			return true
+		}
 		i := slices.IndexFunc(d.Header.Owners, func(o state.Owner) bool { return o.UID == r.Header.UID })
 		if d.Header.Owners[i].Block && (!waitsForDependents(d) || !owns(snap, d, r)) {
 			blocking = append(blocking, d)
@@ -244,6 +306,14 @@ func (c *controller) foreground(ctx context.Context, snap state.Snapshot, r *sta
 		return time.Second, nil // look again at what that left
 	}
 	return c.complain(ctx, r, byDependents(blocking))
+}
+
+// foreign says whether a dependent refers to the owner from where it cannot
+// be owned. One that kept it waiting would do so for ever.
+func foreign(snap state.Snapshot, dependent, owner *state.Record) bool {
+	return slices.ContainsFunc(dependent.Header.Owners, func(o state.Owner) bool {
+		return o.UID == owner.Header.UID && fateOf(snap, dependent, o) == invalid
+	})
 }
 
 // owns says whether above is an owner of below, over any number of steps. An
