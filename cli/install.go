@@ -151,7 +151,8 @@ func (a *app) uninstallCmd() *cobra.Command {
 
 Folders and names are those of the configuration file, as for the service. Of a
 folder that it names only what Dunlin made is removed, and the folder if nothing
-else is in it. The configuration file goes last.
+else is in it. A folder that is a mount point is emptied and stays. The
+configuration file goes last.
 
 With the --state-dir of a server or agent that was started by hand, that one is
 removed, and the machine's service with its programs and its state stays.`,

@@ -239,7 +239,13 @@ func Present(p Paths, keepState bool) bool {
 	if !keepState && p.Service == nil {
 		list = append(list, p.at(usualConfig))
 	}
-	return slices.ContainsFunc(list, there)
+	return slices.ContainsFunc(list, func(f string) bool {
+		if !there(f) {
+			return false
+		}
+		self, below := mounts(f)
+		return !self || below != "" || len(contents(f)) > 0 // an empty mount point is not ours
+	})
 }
 
 func there(path string) bool {
@@ -256,17 +262,15 @@ func Remove(p Paths, keepState bool) (did []string, err error) {
 	list, empty := removable(p, keepState)
 	var errs []error
 	remove := func(f string) {
-		switch {
-		case !there(f):
-		case mounted(f):
-			errs = append(errs, fmt.Errorf("remove %s: something is still mounted below it", f))
-		default:
-			if err := os.RemoveAll(f); err != nil {
-				errs = append(errs, fmt.Errorf("remove: %w", err))
-				return
-			}
-			did = append(did, "removed  "+f)
+		if !there(f) {
+			return
 		}
+		line, err := removeWhole(f)
+		if err != nil {
+			errs = append(errs, err)
+			return
+		}
+		did = append(did, line)
 	}
 	for _, f := range list {
 		remove(f)
@@ -284,22 +288,6 @@ func Remove(p Paths, keepState bool) (did []string, err error) {
 		did = append(did, "kept     "+etc+" until the rest is gone: run it again")
 	}
 	return did, errors.Join(errs...)
-}
-
-// mounted says whether a file system is mounted at or below the path:
-// RemoveAll must never walk into somebody's data.
-func mounted(path string) bool {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(b)) {
-		f := strings.Fields(line)
-		if len(f) > 4 && (f[4] == path || strings.HasPrefix(f[4], path+"/")) {
-			return true
-		}
-	}
-	return false
 }
 
 func isFile(p string) bool {
