@@ -7,7 +7,8 @@
 // Main is the process's side, Supervisor the agent's. Goroutines of the
 // process beside the worker's own: one that runs the worker, one that accepts
 // control connections and one for each, one that looks whether the socket is
-// still in its place. Of the agent: one that runs the Supervisor.
+// still in its place. Of the agent: one that runs the Supervisor, and one that
+// waits for the process's end.
 package companion
 
 import (

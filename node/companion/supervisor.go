@@ -1,6 +1,7 @@
 package companion
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,12 +47,14 @@ type Supervisor[S any] struct {
 	// Tag tells builds of the same file apart, for tests.
 	Tag string
 	Log *slog.Logger
+
+	look time.Duration // 0: look
 }
 
 const (
 	feedGather   = 10 * time.Millisecond // what comes together is sent together
 	feedPage     = 1 << 20
-	look         = 5 * time.Second  // at the settings
+	look         = 5 * time.Second  // at the settings, and for the socket
 	startTimeout = 30 * time.Second // of a busy board
 	restartFirst = 100 * time.Millisecond
 	restartMost  = 10 * time.Second
@@ -107,7 +110,7 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	w := &watched{dir: s.Dir, c: c}
+	w := watch(s.Dir, c)
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	sub := s.Subscribe()
@@ -117,7 +120,7 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 			return err
 		}
 	}
-	t := time.NewTicker(look)
+	t := time.NewTicker(cmp.Or(s.look, look))
 	defer t.Stop()
 	first := true
 	for {
@@ -129,6 +132,8 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
+			case <-w.ended:
+				return errEnded
 			case <-sub.News():
 				waiting = false
 			case <-t.C:
@@ -148,12 +153,14 @@ func (s *Supervisor[S]) once(ctx context.Context) error {
 
 // leave does nothing while what the process knows is better.
 func (s *Supervisor[S]) leave(ctx context.Context, w *watched, sub Feed) error {
-	t := time.NewTicker(look)
+	t := time.NewTicker(cmp.Or(s.look, look))
 	defer t.Stop()
 	for s.Better != nil && s.Better() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-w.ended:
+			return errEnded
 		case <-sub.News():
 		case <-t.C:
 			if err := w.look(); err != nil {
@@ -164,41 +171,36 @@ func (s *Supervisor[S]) leave(ctx context.Context, w *watched, sub Feed) error {
 	return nil
 }
 
+var errEnded = errors.New("the process ended")
+
 // watched is a process that is connected to.
 type watched struct {
 	dir    string
-	c      *net.UnixConn
+	ended  <-chan struct{} // closed with the process: it says nothing on a feed
 	missed int
 }
 
-// look says whether the process is not there any more. One whose socket was
-// removed makes it again, if it can; if it was not seen to, it takes no new
+// watch learns of the process's end from the kernel, which closes its side of
+// the connection in that moment, whoever started it. It ends with the connection.
+func watch(dir string, c *net.UnixConn) *watched {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = c.Read(make([]byte, 1))
+	}()
+	return &watched{dir: dir, ended: ended}
+}
+
+// look says whether the process is not in its place any more. One whose socket
+// was removed makes it again, if it can; if it was not seen to, it takes no new
 // connections, while it may serve its old ones for long.
 func (w *watched) look() error {
-	if gone(w.c) {
-		return errors.New("the process ended")
-	}
 	if _, err := os.Stat(Socket(w.dir)); err == nil {
 		w.missed = 0
 	} else if w.missed++; w.missed > 1 {
 		return fmt.Errorf("the socket of the process was removed: %w", err)
 	}
 	return nil
-}
-
-// gone says whether the other side closed.
-func gone(c *net.UnixConn) bool {
-	rc, err := c.SyscallConn()
-	if err != nil {
-		return true
-	}
-	closed := false
-	err = rc.Control(func(fd uintptr) {
-		var b [1]byte
-		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		closed = (err == nil && n == 0) || (err != nil && err != syscall.EAGAIN && err != syscall.EINTR)
-	})
-	return closed || err != nil
 }
 
 func (s *Supervisor[S]) send(c *net.UnixConn, settings *S, sub Feed, first bool) error {
