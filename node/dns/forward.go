@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	forwardTimeout = 2 * time.Second
+	forwardTimeout = time.Second
 	// secondTimeout is for the second round, of who lost a datagram, or needs
-	// longer: together they are within a resolver's five seconds, twice.
-	secondTimeout = 4 * time.Second
+	// longer: together they are well within a resolver's five seconds.
+	secondTimeout = 2500 * time.Millisecond
 	// cacheEntries bound the cache; a full one forgets whatever.
 	cacheEntries = 1000
 	cacheMaxTTL  = time.Hour
@@ -29,6 +29,9 @@ const (
 	staleTTL = 30
 	// retryStale spares an upstream that does not answer.
 	retryStale = 5 * time.Second
+	// silentFor is how long after no upstream answered a question others get the
+	// first round alone: this site is probably cut off, and pods wait.
+	silentFor  = 30 * time.Second
 	lookResolv = 5 * time.Second
 	inFlight   = 256 // questions asked upstream at once
 )
@@ -49,6 +52,7 @@ type Forwarder struct {
 	modified time.Time
 	slots    chan struct{}
 	waiting  map[cacheKey]*pending
+	silent   time.Time // when no upstream answered; zero once one did
 }
 
 type cacheKey struct {
@@ -122,11 +126,11 @@ func (f *Forwarder) Resolve(ctx context.Context, q dns.Question, do bool) (*dns.
 	if p == nil {
 		p = &pending{done: make(chan struct{})}
 		f.waiting[k] = p
-		f.mu.Unlock()
 		rounds := []time.Duration{forwardTimeout, secondTimeout}
-		if c != nil {
+		if c != nil || now.Sub(f.silent) < silentFor {
 			rounds = rounds[:1] // what is known already must not wait long
 		}
+		f.mu.Unlock()
 		p.msg, p.err = f.ask(ctx, q, do, rounds)
 		f.mu.Lock()
 		delete(f.waiting, k)
@@ -151,11 +155,13 @@ func (f *Forwarder) Resolve(ctx context.Context, q dns.Question, do bool) (*dns.
 func (f *Forwarder) store(k cacheKey, p *pending) {
 	now := time.Now()
 	if p.err != nil {
+		f.silent = now
 		if c := f.cache[k]; c != nil {
 			c.failed = now
 		}
 		return
 	}
+	f.silent = time.Time{}
 	if p.msg.Rcode != dns.RcodeSuccess && p.msg.Rcode != dns.RcodeNameError {
 		return
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/miekg/dns"
 )
@@ -16,8 +15,9 @@ type Handler struct {
 	Forward *Forwarder
 }
 
-// questionTimeout bounds a query that is passed on.
-const questionTimeout = 6 * time.Second
+// questionTimeout bounds a query that is passed on: resolvers wait for 5 s, and
+// who gets no answer until then asks again, and waits as long again.
+const questionTimeout = forwardTimeout + secondTimeout
 
 // ServeDNS implements dns.Handler.
 func (h *Handler) ServeDNS(w dns.ResponseWriter, r *dns.Msg) {
