@@ -47,6 +47,8 @@ const (
 	untrustedWait = 30 * time.Second
 	// resumeWithin is how old a stamp may be whose Job was not made.
 	resumeWithin = 10 * time.Minute
+	// remarkEvery is how often it is said that times are left out.
+	remarkEvery = 6 * time.Hour
 )
 
 type controller struct {
@@ -55,13 +57,22 @@ type controller struct {
 	mu   sync.Mutex
 	caps map[state.Key]*startCap
 	said map[state.Key]string // the last complaint, so that it is said once
+	// crowded is which schedule was last said to be too frequent, and when.
+	crowded map[state.Key]remark
 	// ahead is since when a CronJob has a stamp that lies far ahead.
 	ahead map[state.Key]time.Time
 }
 
+// remark is when something was said of a schedule.
+type remark struct {
+	schedule string
+	at       time.Time // monotonic
+}
+
 // New makes the CronJob controller.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env: env, caps: map[state.Key]*startCap{}, said: map[state.Key]string{}, ahead: map[state.Key]time.Time{}}
+	c := &controller{env: env, caps: map[state.Key]*startCap{}, said: map[state.Key]string{},
+		crowded: map[state.Key]remark{}, ahead: map[state.Key]time.Time{}}
 	return &loop.Controller{
 		Name: "cronjob", Workers: 2,
 		Sources:   []loop.Source{loop.Self(gk.String()), loop.Controlled(jobGK.String(), gk.String())},
@@ -86,6 +97,7 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 		defer c.mu.Unlock()
 		delete(c.caps, key)
 		delete(c.said, key)
+		delete(c.crowded, key)
 		delete(c.ahead, key)
 		return 0, nil
 	}
@@ -257,11 +269,14 @@ func (r *round) schedule(ctx context.Context, resume string) (time.Duration, err
 		return 0, nil // validation lets none through; a change wakes us
 	}
 	d := decide(r.cj, cal, len(r.st.Active), r.c.since(r.key, stamp(r.cj), r.now), r.now)
+	if d.crowded {
+		r.tellCrowded()
+	}
 	switch {
 	case !d.missed.IsZero():
 		r.once("MissSchedule", "Missed scheduled time to start a job: %s", d.missed.UTC().Format(time.RFC1123Z))
 	case !d.blocked.IsZero():
-		r.once("JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid (scheduled for %s)",
+		r.onceFor("JobAlreadyActive", fmt.Sprint(minute(d.blocked)), "Not starting job because prior execution is running and concurrency policy is Forbid (scheduled for %s)",
 			d.blocked.UTC().Format(time.RFC1123Z))
 	case !d.start.IsZero():
 		if wait := r.c.wait(r.key); wait > 0 {
@@ -343,7 +358,7 @@ func (r *round) create(ctx context.Context, name string, nominal time.Time) erro
 
 // jobName is upstream's: the nominal time in minutes.
 func jobName(c *batchv1.CronJob, nominal time.Time) string {
-	return fmt.Sprintf("%s-%d", c.Name, nominal.Unix()/60)
+	return fmt.Sprintf("%s-%d", c.Name, minute(nominal))
 }
 
 // write stores the status if it changed.
@@ -374,13 +389,34 @@ func (r *round) write(ctx context.Context) error {
 
 // once says something that stays true for many looks.
 func (r *round) once(reason, format string, args ...any) {
+	r.onceFor(reason, fmt.Sprintf(format, args...), format, args...)
+}
+
+// onceFor says it once for each subject.
+func (r *round) onceFor(reason, subject, format string, args ...any) {
 	message := fmt.Sprintf(format, args...)
 	r.c.mu.Lock()
-	known := r.c.said[r.key] == reason+message
-	r.c.said[r.key] = reason + message
+	known := r.c.said[r.key] == reason+subject
+	r.c.said[r.key] = reason + subject
 	r.c.mu.Unlock()
 	if !known {
 		r.note(events.Warning, reason, "%s", message)
+	}
+}
+
+// tellCrowded says that times are left out, again while that goes on, as
+// events do not stay.
+func (r *round) tellCrowded() {
+	now := time.Now()
+	r.c.mu.Lock()
+	told, known := r.c.crowded[r.key]
+	known = known && told.schedule == r.cj.Spec.Schedule && now.Sub(told.at) < remarkEvery
+	if !known {
+		r.c.crowded[r.key] = remark{r.cj.Spec.Schedule, now}
+	}
+	r.c.mu.Unlock()
+	if !known {
+		r.note(events.Warning, "TooFrequent", "The schedule %q has several times a minute: not more than one job a minute is started, the other runs are left out", r.cj.Spec.Schedule)
 	}
 }
 

@@ -21,7 +21,9 @@ type decision struct {
 	blocked time.Time
 	// replace: the Jobs that still run go first.
 	replace bool
-	// next nominal time; zero if there is none.
+	// crowded: times are left out, as a Job of their minute was started.
+	crowded bool
+	// next nominal time that may be started; zero if there is none.
 	next time.Time
 }
 
@@ -43,6 +45,14 @@ func decide(c *batchv1.CronJob, cal calendar, running int, since, now time.Time)
 	}
 	d := decision{next: cal.upcoming(after, now)}
 	due := cal.last(after, now)
+	if last := c.Status.LastScheduleTime; last != nil {
+		// A minute has one Job, whose name is made of it: its other times are
+		// not even stamped, or each second would cost a write.
+		d.skipMinute(cal, after, now, last.Time)
+		if !due.IsZero() && minute(due) == minute(last.Time) {
+			d.crowded, due = true, time.Time{}
+		}
+	}
 	if due.IsZero() {
 		return d
 	}
@@ -54,6 +64,7 @@ func decide(c *batchv1.CronJob, cal calendar, running int, since, now time.Time)
 		switch c.Spec.ConcurrencyPolicy {
 		case batchv1.ForbidConcurrent:
 			d.blocked = due
+			d.skipMinute(cal, after, now, due) // it is told once a minute
 			return d
 		case batchv1.ReplaceConcurrent:
 			d.replace = true
@@ -62,6 +73,17 @@ func decide(c *batchv1.CronJob, cal calendar, running int, since, now time.Time)
 	d.start = due
 	return d
 }
+
+// skipMinute puts off the next time if it lies in the minute of t.
+func (d *decision) skipMinute(cal calendar, after, now, t time.Time) {
+	if !d.next.IsZero() && minute(d.next) == minute(t) {
+		end := time.Unix((minute(t)+1)*60, 0)
+		d.crowded, d.next = true, cal.upcoming(after, later(now, end.Add(-1)))
+	}
+}
+
+// minute is the number of the minute of t.
+func minute(t time.Time) int64 { return t.Unix() / 60 }
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
