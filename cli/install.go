@@ -159,7 +159,7 @@ removed, and the machine's service with its programs and its state stays.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
-				return errors.New("uninstalling needs root: run it with sudo")
+				return rootless(o.dirs)
 			}
 			if err := o.placeWhole(); err != nil {
 				return err
@@ -171,6 +171,12 @@ removed, and the machine's service with its programs and its state stays.`,
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	c.Flags().BoolVar(&keep, "keep-state", false, "keep the state and the configuration")
 	return c
+}
+
+// rootless says to an ordinary user what to do instead: nothing was installed
+// for a server that was started without root, but its guests outlive it.
+func rootless(d dirs) error {
+	return fmt.Errorf("uninstalling needs root: run it with sudo; of a server that you started without root, stop it, end its guests with 'dunlin server sweep', and remove %s, %s and %s", d.state, d.run, d.config)
 }
 
 // placeWhole is place for folders that are removed: where the command was

@@ -72,6 +72,25 @@ func TestInstallRefusesLines(t *testing.T) {
 	}
 }
 
+// TestUninstallWithoutRoot: the error names what ends the guests, and the
+// folders.
+func TestUninstallWithoutRoot(t *testing.T) {
+	d := dirs{state: "/home/u/.local/state/dunlin", run: "/run/user/1000/dunlin", config: "/home/u/.config/dunlin"}
+	says := []string{"needs root", "'dunlin server sweep'", d.state, d.run, d.config}
+	said := []string{rootless(d).Error()}
+	if os.Geteuid() != 0 {
+		_, _, errs := run("uninstall", "--yes", "--state-dir", d.state, "--run-dir", d.run, "--config-dir", d.config)
+		said = append(said, errs)
+	}
+	for _, s := range said {
+		for _, want := range says {
+			if !strings.Contains(s, want) {
+				t.Errorf("%q does not name %s", s, want)
+			}
+		}
+	}
+}
+
 // TestUninstallIsRefusedWhileSomethingRuns: by the lock of a server, or of an
 // agent.
 func TestUninstallIsRefusedWhileSomethingRuns(t *testing.T) {
