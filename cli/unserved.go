@@ -94,7 +94,7 @@ func unservedText(node string, u *proxy.Unserved) string {
 	}[u.Kind]
 	flag := map[string]string{"TCP": "t", "UDP": "u"}[u.Protocol]
 	switch {
-	case u.Why == proxy.WhyReserved:
+	case u.Why == proxy.WhyReserved, u.Why == proxy.WhyService:
 		return text + "; " + other
 	case u.Why == proxy.WhyTaken && other != "":
 		text += fmt.Sprintf("; end the process that has it (on %s: ss -ln%sp sport = :%d), or %s", node, flag, port, other)

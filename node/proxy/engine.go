@@ -73,6 +73,8 @@ type engine struct {
 	changed   map[string]bool     // Services to be looked at
 	names     map[netip.Addr][]string
 	loops     []balance.Loop // endpoints that are not used
+	clashes   []Unserved     // places that two Services want
+	lost      []lost         // by whom, while they are looked for
 }
 
 func newEngine(log *slog.Logger) *engine {

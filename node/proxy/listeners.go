@@ -98,6 +98,7 @@ func (l *listener) close() {
 // wanted computes the listeners that there shall be. e.mu is held.
 func (e *engine) wanted() map[place]want {
 	out := map[place]want{}
+	e.clashes, e.lost = nil, nil
 	for name, svc := range e.pool.Tables.Services {
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
@@ -115,11 +116,14 @@ func (e *engine) wanted() map[place]want {
 			for i := range svc.Ports {
 				if t := e.pool.Targets[balance.TargetKey{Service: name, Port: svc.Ports[i].Name, Protocol: svc.Ports[i].Protocol}]; t != nil {
 					at := place{where: health, protocol: "tcp", addr: netip.AddrPortFrom(netip.IPv6Unspecified(), svc.HealthPort)}
-					out[at] = want{health: t, service: name, kind: KindHealthPort}
+					e.claim(out, at, want{health: t, service: name, kind: KindHealthPort})
 					break
 				}
 			}
 		}
+	}
+	for _, l := range e.lost { // who has it is known by now
+		e.clashes = append(e.clashes, clash(l.at, l.w, out[l.at]))
 	}
 	for p, w := range out {
 		if w.reserved = (p.where == host || p.where == health) && slices.Contains(e.cfg.Reserved, p.addr.Port()); w.reserved {
@@ -157,12 +161,12 @@ func (e *engine) wantPort(out map[place]want, name string, svc *wire.Service, p 
 	}
 	if p.NodePort != 0 {
 		at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(netip.IPv6Unspecified(), p.NodePort)}
-		out[at] = want{t: t, external: true, service: name, kind: KindNodePort}
+		e.claim(out, at, want{t: t, external: true, service: name, kind: KindNodePort})
 	}
 	for _, ip := range svc.ExternalIPs {
 		if a, err := netip.ParseAddr(ip); err == nil && slices.Contains(e.cfg.NodeIPs, a) {
 			at := place{where: host, protocol: proto, addr: netip.AddrPortFrom(a, p.Port)}
-			out[at] = want{t: t, external: true, service: name, kind: KindExternal, sources: strings.Join(svc.Sources, " ")}
+			e.claim(out, at, want{t: t, external: true, service: name, kind: KindExternal, sources: strings.Join(svc.Sources, " ")})
 		}
 	}
 }

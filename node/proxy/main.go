@@ -79,9 +79,14 @@ func (e *engine) Status(h companion.Head) any {
 		}
 		s.Failures[pl.protocol+" "+pl.addr.String()+pl.name] = f.err
 		if f.want.service != "" {
-			s.Unserved = append(s.Unserved, f.unserved(pl))
+			u := f.unserved(pl)
+			if has, ok := e.inTheWay(pl); ok && u.Why == WhyTaken {
+				u = clash(pl, f.want, has)
+			}
+			s.Unserved = append(s.Unserved, u)
 		}
 	}
+	s.Unserved = append(s.Unserved, e.clashes...)
 	for i := range e.loops {
 		s.Unserved = append(s.Unserved, loopUnserved(&e.loops[i]))
 	}

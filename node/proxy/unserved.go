@@ -24,6 +24,8 @@ const (
 	WhyDenied = "denied" // a low port without root
 	// WhyReserved is a port of dunlin's own: it is never served.
 	WhyReserved = "reserved"
+	// WhyService is that another Service has it.
+	WhyService = "service"
 	// WhyLoop is an endpoint that leads back to its Service.
 	WhyLoop = "loop"
 )
