@@ -146,6 +146,10 @@ func (a *app) drain(ctx context.Context, node string, o drainOptions) error {
 		switch {
 		case e.blocked != "":
 			a.notef("%s is still there: %s\n%s", e.label(), e.blocked, d.waits(e))
+		case !e.asked:
+			a.notef("%s is still there: it was not evicted\n", e.label())
+		case d.offline:
+			a.notef("%s is still there: it was evicted, and its node is out of reach\n", e.label())
 		default:
 			a.notef("%s is still there: it was evicted and has not stopped yet\n", e.label())
 		}
@@ -197,6 +201,7 @@ type drainage struct {
 	c         *client.Client
 	node      string
 	o         drainOptions
+	offline   bool                    // the node is out of reach, which was said
 	restarted map[types.UID]*replaced // by the ReplicaSet of the held pods
 }
 
@@ -222,6 +227,7 @@ func (d *drainage) run(ctx context.Context, left []*evictee) ([]*evictee, error)
 		if left = still; len(left) == 0 {
 			return nil, nil
 		}
+		d.tellOffline(ctx, left)
 		pause := d.o.retry
 		if !slices.ContainsFunc(left, func(e *evictee) bool { return !e.asked }) {
 			pause = min(pause, time.Second) // only stopping is waited for
@@ -231,6 +237,26 @@ func (d *drainage) run(ctx context.Context, left []*evictee) ([]*evictee, error)
 			return left, ctx.Err()
 		case <-time.After(pause):
 		}
+	}
+}
+
+// tellOffline says once that the node is out of reach, as what was evicted
+// there ends only once it is back. Whether it is cannot always be read; that
+// is no reason to give up.
+func (d *drainage) tellOffline(ctx context.Context, left []*evictee) {
+	if !slices.ContainsFunc(left, func(e *evictee) bool { return e.asked }) {
+		return
+	}
+	var n corev1.Node
+	if err := d.c.JSON(ctx, client.Request{Path: nodePath(d.node)}, &n); err != nil {
+		return
+	}
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	was := d.offline
+	d.offline = i >= 0 && n.Status.Conditions[i].Status == corev1.ConditionUnknown
+	if d.offline && !was {
+		d.app.notef("node/%s is out of reach since %s: its pods end when it is back. If it is off for good, 'dunlin node declare-dead %s' releases them\n",
+			d.node, n.Status.Conditions[i].LastTransitionTime.UTC().Format(time.RFC3339), d.node)
 	}
 }
 
@@ -264,7 +290,7 @@ func (d *drainage) step(ctx context.Context, e *evictee) (gone bool, err error) 
 		return false, nil
 	case client.IsNotFound(err), client.IsConflict(err):
 		return true, nil // gone, or another pod of the same name
-	case errors.As(err, &refused) && refused.Status.Code == http.StatusTooManyRequests:
+	case errors.As(err, &refused) && (refused.Status.Code == http.StatusTooManyRequests || budgetRefuses(&refused.Status)):
 		why := blocker(&refused.Status)
 		if why != e.blocked {
 			d.app.notef("%s waits: %s\n", e.label(), why)
@@ -273,6 +299,12 @@ func (d *drainage) step(ctx context.Context, e *evictee) (gone bool, err error) 
 		return false, d.startFirst(ctx, e)
 	}
 	return false, fmt.Errorf("evict %s: %w", e.label(), err)
+}
+
+// budgetRefuses says whether budgets are why a pod is not evicted: more than
+// one of a pod is a server's error to upstream.
+func budgetRefuses(s *metav1.Status) bool {
+	return s.Details != nil && slices.ContainsFunc(s.Details.Causes, func(c metav1.StatusCause) bool { return c.Type == policyv1.DisruptionBudgetCause })
 }
 
 // blocker is what the server says holds a pod.

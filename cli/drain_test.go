@@ -151,6 +151,44 @@ func TestDrainSaysWhatTheReplacementWaitsFor(t *testing.T) {
 	}
 }
 
+// Two budgets of one pod are named, hold it only, and nothing says that it was
+// evicted; what was evicted on a node out of reach waits for that.
+func TestDrainSaysWhatTwoBudgetsAndADeadNodeHold(t *testing.T) {
+	w := drainWorld(t)
+	for _, name := range []string{"web", "other"} {
+		w.ok("apply", "-f", w.file(name+".yaml", "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: "+name+"}\nspec: {minAvailable: 1, selector: {matchLabels: {app: web}}}\n"))
+	}
+	w.ok("apply", "-f", w.file("pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: zz-bare}\nspec: {nodeName: 'n', containers: [{name: c, image: 'file:///a.wasm'}]}\n"))
+	for kind, f := range map[string]func(runtime.Object) (runtime.Object, error){"Pod": running, "Node": func(cur runtime.Object) (runtime.Object, error) {
+		n := cur.(*corev1.Node)
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}}
+		return n, nil
+	}} {
+		namespace, name := "default", "zz-bare"
+		if kind == "Node" {
+			namespace, name = "", "n"
+		}
+		if _, err := w.reg.Update(context.Background(), schema.GroupKind{Kind: kind}, namespace, name, registry.Status, f, registry.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, out, errs := run("drain", "n", "--timeout", "2s", "--force")
+	if code != 1 || !strings.Contains(out, "pod/default/zz-bare evicted") || strings.Contains(out, "web-1-a evicted") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	for _, want := range []string{
+		"pod/default/web-1-a waits: More than one disruption budget selects the pod (other, web)",
+		"pod/default/web-1-a is still there: More than one disruption budget",
+		"node/n is out of reach since 2026-03-01T12:00:00Z: its pods end when it is back. If it is off for good, 'dunlin node declare-dead n'",
+		"pod/default/zz-bare is still there: it was evicted, and its node is out of reach",
+		"2 pods left after 2s",
+	} {
+		if strings.Count(errs, want) != 1 {
+			t.Errorf("no %q, or not once, in\n%s", want, errs)
+		}
+	}
+}
+
 func TestDrainOfBarePods(t *testing.T) {
 	w := drainWorld(t)
 	w.ok("apply", "-f", w.file("pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: bare}\nspec: {nodeName: 'n', containers: [{name: c, image: 'file:///a.wasm'}]}\n"))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -115,7 +116,7 @@ func allowEviction(ctx context.Context, store registry.Store, pod *corev1.Pod, o
 		return "", true, err
 	}
 	if len(all) > 1 {
-		return "", false, apierrors.NewInternalError(errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
+		return "", false, tooManyBudgets(all)
 	}
 	b := all[0]
 	if !podReady(pod) {
@@ -147,6 +148,19 @@ func allowEviction(ctx context.Context, store registry.Store, pod *corev1.Pod, o
 		return x, nil
 	}, registry.WriteOptions{})
 	return b.Name, true, err
+}
+
+// tooManyBudgets is upstream's refusal, and names the budgets in a cause.
+func tooManyBudgets(all []*policyv1.PodDisruptionBudget) error {
+	names := make([]string, 0, len(all))
+	for _, b := range all {
+		names = append(names, b.Name)
+	}
+	slices.Sort(names)
+	err := apierrors.NewInternalError(errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause,
+		Message: "More than one disruption budget selects the pod (" + strings.Join(names, ", ") + "), and then nothing can evict it: let one of them select other pods, or delete it"})
+	return err
 }
 
 func podReady(p *corev1.Pod) bool {

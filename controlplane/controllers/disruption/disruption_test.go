@@ -2,6 +2,7 @@ package disruption
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -191,7 +192,8 @@ func TestTwoBudgetsAndNone(t *testing.T) {
 	w.Create(second)
 	w.Settle(w.c...)
 	err := w.evict(w.pods()[0].Name)
-	if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "more than one PodDisruptionBudget") {
+	if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "more than one PodDisruptionBudget") ||
+		!strings.Contains(fmt.Sprint(err.(apierrors.APIStatus).Status().Details), "(second, web)") {
 		t.Fatal(err)
 	}
 	w.Delete(gk, "default", "second", "")
