@@ -76,6 +76,7 @@ type worker struct {
 	sent    []byte // the status as it was last published
 	ports   map[int32]int32
 	paths   map[string]string
+	stale   bool                         // news came while files were written
 	cancels map[doing]context.CancelFunc // of prepares and stops under way
 	refused string                       // what was told last of destinations that are refused
 	relief  int                          // how much of an eviction's relief was told: see tellRelief
@@ -264,7 +265,11 @@ func (w *worker) refresh(ctx context.Context) {
 	for i := range s.ctrs {
 		s.ctrs[i].start.at = time.Time{}
 	}
-	if s.volumes.done && !s.volumes.busy && len(s.pod.Spec.Volumes) > 0 {
+	switch {
+	case len(s.pod.Spec.Volumes) == 0:
+	case s.volumes.busy:
+		w.stale = true // what is being written may be of before
+	case s.volumes.done:
 		s.volumes.busy = true
 		w.act(ctx, action{kind: actMount})
 	}
@@ -300,6 +305,10 @@ func (w *worker) persist(next *podState, rec store.Pod) error {
 func (w *worker) take(r result) {
 	if r.kind == actMount && r.err == nil {
 		w.paths = r.paths
+	}
+	if r.kind == actMount && w.stale {
+		w.stale = false
+		w.box.tell(func(m *mailbox) { m.refs = true })
 	}
 	if key := (doing{r.kind, r.ctr}); r.noted == nil && w.cancels[key] != nil {
 		w.cancels[key]()
