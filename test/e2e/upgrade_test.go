@@ -116,15 +116,19 @@ func (u *upgrade) commands(bin string) {
 		{"server list", "leader"},
 		{"snapshot save " + filepath.Join(u.t.TempDir(), "snapshot"), ""},
 	} {
-		cmd := exec.CommandContext(u.t.Context(), bin, strings.Fields(c.args)...)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+u.Kubeconfig(0))
-		out, err := cmd.CombinedOutput()
-		if strings.Contains(string(out), "understands 1: install the version that the other servers run") && bin != u.next {
-			continue
-		}
-		if err != nil || !strings.Contains(string(out), c.want) {
-			u.t.Errorf("%s by %s: %v, %s", c.args, bin, err, out)
-		}
+		// A node may be between two servers, of which one has just been stopped.
+		u.Eventually(20*time.Second, c.args+" by "+bin, func() error {
+			cmd := exec.CommandContext(u.t.Context(), bin, strings.Fields(c.args)...)
+			cmd.Env = append(os.Environ(), "KUBECONFIG="+u.Kubeconfig(0))
+			out, err := cmd.CombinedOutput()
+			if strings.Contains(string(out), "understands 1: install the version that the other servers run") && bin != u.next {
+				return nil
+			}
+			if err != nil || !strings.Contains(string(out), c.want) {
+				return fmt.Errorf("%s, %v", out, err)
+			}
+			return nil
+		})
 	}
 }
 
