@@ -75,7 +75,8 @@ func vanished(err error, try int) bool {
 	return true
 }
 
-// Take claims what the file at path stands for, at once or not at all. The
+// Take claims what the file at path stands for, or does not: it waits for no
+// holder, only (seconds at most) for one who is removing the folder. The
 // file is made, with its folder, and is there until Release; after a kill it
 // stays, and means nothing: a claim is the lock on it. The error is a
 // *HeldError when another process has it.
