@@ -143,7 +143,7 @@ func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitR
 			if !oom.Own {
 				return e
 			}
-			return overflowed(dir, e)
+			return explained(dir, e)
 		}
 	}
 	ws, known := r.watch.WaitStatus(rec.ID)
@@ -156,7 +156,7 @@ func (r *Runtime) conclude(dir string, rec record, h host.HostRecord) host.ExitR
 	switch {
 	case outOfMemory(text):
 		e.Reason, e.Message = reasonOOM, "its host program could get no more memory: "+text
-		e = overflowed(dir, e)
+		e = explained(dir, e)
 	case text != "":
 		e.Reason, e.Message = reasonHostLost, "its host program failed: "+text
 	case known:
@@ -173,12 +173,18 @@ func outOfMemory(text string) bool {
 	return strings.Contains(text, "out of memory") || strings.Contains(text, "cannot allocate memory")
 }
 
-// overflowed names a guest's endless recursion, which ends as any shortage of
-// memory does where the limit is small.
-func overflowed(dir string, e host.ExitRecord) host.ExitRecord {
-	if message, ok := host.StackOverflow(dir); ok {
-		e.Reason, e.Message = host.ReasonTrap, message
+// explained says where the memory of a guest was that had too much, and names
+// an endless recursion that ended so.
+func explained(dir string, e host.ExitRecord) host.ExitRecord {
+	use, ok := host.ReadMemoryUse(dir)
+	if !ok {
+		return e
 	}
+	if message, ok := use.Overflowed(); ok {
+		e.Reason, e.Message = host.ReasonTrap, message
+		return e
+	}
+	e.Message += " (" + use.String() + ")"
 	return e
 }
 

@@ -225,10 +225,13 @@ func TestRestartsAndReasonsOfGuests(t *testing.T) {
 	for _, m := range []string{"loop", "recurse", "grow", "table", "flood", "trap", "fail"} {
 		c.Apply(deployment(m, m+".wasm", 1, limits))
 	}
-	// Where a guest ends, its status says why. A deep recursion ends at the
-	// stack's end or at the memory limit, whichever comes first.
+	small := []string{"16Mi", "96Mi", "128Mi"}
+	for _, limit := range small {
+		c.Apply(deployment("recurse-"+strings.ToLower(limit), "recurse.wasm", 1, strings.Replace(limits, "64Mi", limit, 1)))
+	}
+	// Where a guest ends, its status says why.
 	for m, want := range map[string]string{
-		"recurse": "stack|memory", "grow": "memory limit of 64Mi", "table": "memory",
+		"recurse": "stack overflow: its calls nest deeper than its stack of", "grow": "memory limit of 64Mi", "table": "memory",
 		"trap": "out of bounds memory access in read_sample <- handle_request <- _start", "fail": "no such thing!",
 	} {
 		says := regexp.MustCompile(want)
@@ -238,6 +241,23 @@ func TestRestartsAndReasonsOfGuests(t *testing.T) {
 					if e := ended(s); e != nil && e.ExitCode != 0 && says.MatchString(e.Message) {
 						return nil
 					}
+				}
+			}
+			return fmt.Errorf("%v", statuses(c.Pods("app="+m)))
+		})
+	}
+	// Endless recursion meets the end of its stack before its memory limit.
+	for _, m := range append([]string{"recurse"}, small...) {
+		if m != "recurse" {
+			m = "recurse-" + strings.ToLower(m)
+		}
+		c.Eventually(60*time.Second, m+" traps", func() error {
+			for _, s := range statuses(c.Pods("app=" + m)) {
+				if e := ended(s); e != nil && (e.Reason != "Trap" || e.ExitCode != 134) {
+					t.Errorf("%s ended by %s, %d: %s", m, e.Reason, e.ExitCode, e.Message)
+					return nil
+				} else if e != nil {
+					return nil
 				}
 			}
 			return fmt.Errorf("%v", statuses(c.Pods("app="+m)))

@@ -35,7 +35,7 @@ const (
 	RefusedFile = "refused.json"
 	// ExitFile is written by the host at the end: ExitRecord.
 	ExitFile = "exit.json"
-	// MemoryFile is kept by the host while it runs; see StackOverflow.
+	// MemoryFile is kept by the host while it runs; see MemoryUse.
 	MemoryFile = "memory"
 	// ControlSocket takes Requests.
 	ControlSocket = "ctl"

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync/atomic"
 )
 
 // Engine compiles and runs one module. A second engine is an addition.
@@ -43,10 +42,9 @@ type Guest struct {
 	Stdout      io.Writer
 	Stderr      io.Writer
 	MemoryLimit uint64 // bytes, 0 = none
-	// MemoryPeak is kept at the largest size of the guest's memory, in bytes;
-	// may be nil.
-	MemoryPeak *atomic.Uint64
-	CacheDir   string
+	// Record hears what there is to say of its memory; may be nil.
+	Record   *memoryRecord
+	CacheDir string
 }
 
 // Outcome is how a guest ended.

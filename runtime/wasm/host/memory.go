@@ -6,6 +6,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
@@ -30,6 +32,7 @@ type memoryRecord struct {
 	limit atomic.Uint64 // of the container, bytes
 	base  atomic.Uint64 // what the host held before the guest ran
 	peak  atomic.Uint64 // the guest's own memory, at most
+	stack atomic.Uint64 // the most that its call stack may hold; 0 = no bound of ours
 }
 
 const memoryRecordSize = int(unsafe.Sizeof(memoryRecord{}))
@@ -54,31 +57,76 @@ func newMemoryRecord() *memoryRecord {
 	return (*memoryRecord)(unsafe.Pointer(&b[0])) // page-aligned and large enough
 }
 
-// begin notes what there is before the guest runs.
-func (m *memoryRecord) begin(limit int64) {
-	var u unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &u) == nil {
-		m.base.Store(uint64(u.Maxrss) << 10)
+// begin notes what there is before the guest runs. statm is this process's
+// file of that name in /proc, opened before the sandbox closed that off; not
+// getrusage(2), whose maximum a process inherits from the agent that started
+// it.
+func (m *memoryRecord) begin(limit int64, statm int) {
+	var b [128]byte
+	if n, err := unix.Pread(statm, b[:], 0); err == nil {
+		m.base.Store(privateBytes(string(b[:n])))
 	}
 	m.limit.Store(uint64(max(limit, 0)))
 }
 
-// StackOverflow says whether a host that the kernel killed for its memory
-// died of its guest's call stack: the record in dir explains less than half
-// of the limit, and beside the guest's own memory only its stack grows
-// without a bound (wazero lets it have 100 MB), and tables of a guest that
-// means to.
-func StackOverflow(dir string) (message string, ok bool) {
-	b, err := os.ReadFile(filepath.Join(dir, MemoryFile))
-	if err != nil || len(b) != memoryRecordSize {
-		return "", false
+// privateBytes is what a process has in memory that is its own, by its statm:
+// size, resident, shared and more, in pages.
+func privateBytes(statm string) uint64 {
+	f := strings.Fields(statm)
+	if len(f) < 3 {
+		return 0
 	}
-	limit, base, peak := binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint64(b[8:]), binary.NativeEndian.Uint64(b[16:])
-	if limit == 0 || base == 0 || base+peak > limit/2 {
+	resident, err := strconv.ParseUint(f[1], 10, 40)
+	shared, err2 := strconv.ParseUint(f[2], 10, 40)
+	if err != nil || err2 != nil || shared > resident {
+		return 0
+	}
+	return (resident - shared) * uint64(os.Getpagesize())
+}
+
+// MemoryUse is what a host's record says of its memory, in bytes.
+type MemoryUse struct {
+	Limit, Base, Peak, Stack uint64
+}
+
+// ReadMemoryUse reads the record in a run folder.
+func ReadMemoryUse(dir string) (u MemoryUse, ok bool) {
+	b, err := os.ReadFile(filepath.Join(dir, MemoryFile))
+	if err != nil || len(b) < memoryRecordSize-8 {
+		return u, false
+	}
+	u.Limit, u.Base, u.Peak = binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint64(b[8:]), binary.NativeEndian.Uint64(b[16:])
+	if len(b) >= memoryRecordSize { // hosts of earlier builds have no fourth number
+		u.Stack = binary.NativeEndian.Uint64(b[24:])
+	}
+	return u, u.Limit > 0 && u.Base > 0
+}
+
+// Overflowed says whether a host that the kernel killed for its memory died
+// of its guest's call stack: no bound of ours held it, the record explains
+// less than half of the limit, and beside the guest's own memory only the
+// stack grows without a bound, and tables of a guest that means to. So it is
+// with functions that run before _start, and where the engine's fields are
+// not those that boundStack knows.
+func (u MemoryUse) Overflowed() (message string, ok bool) {
+	if u.Stack > 0 || u.Base+u.Peak > u.Limit/2 {
 		return "", false
 	}
 	return fmt.Sprintf("stack overflow: its calls nest deeper, or its tables are larger, than its memory limit of %s has room for (its own memory was %s, its host program's %s)",
-		bytesText(limit), bytesText(peak), bytesText(base)), true
+		bytesText(u.Limit), bytesText(u.Peak), bytesText(u.Base)), true
+}
+
+// String says where the memory of a host that the kernel killed was.
+func (u MemoryUse) String() string {
+	s := fmt.Sprintf("of its limit of %s, its own memory had %s", bytesText(u.Limit), bytesText(u.Peak))
+	if u.Stack > 0 {
+		s += fmt.Sprintf(", its call stack %s at most", bytesText(u.Stack))
+	}
+	s += ", its host program " + bytesText(u.Base)
+	if u.Base+u.Peak+u.Stack < u.Limit-u.Limit/8 {
+		s += "; its tables had the rest"
+	}
+	return s
 }
 
 // Allocate implements experimental.MemoryAllocator. Address space for the

@@ -68,6 +68,7 @@ type host struct {
 	control    *control
 	program    Program
 	memory     *memoryRecord // nil in the foreground
+	statm      int           // beside memory: /proc/self/statm, or -1
 
 	once sync.Once
 }
@@ -90,7 +91,8 @@ func run() int {
 	}
 	h.settle()
 	if h.memory != nil {
-		h.memory.begin(spec.MemoryLimit)
+		h.memory.begin(spec.MemoryLimit, h.statm)
+		_ = unix.Close(h.statm)
 	}
 	h.control.start()
 	answer(reply, Reply{Running: true, Missing: missing, CacheBad: cacheBad})
@@ -131,6 +133,9 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 		}
 		ctlPath = ControlSocket
 		h.memory = newMemoryRecord()
+		if h.statm, err = unix.Open("/proc/self/statm", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			h.statm = -1 // no /proc: the record then says nothing
+		}
 	}
 	if h.control, err = newControl(ctlPath, s.StopDeadline); err != nil {
 		return nil, false, err
@@ -143,9 +148,7 @@ func (h *host) prepare() (missing []string, cacheBad bool, err error) {
 		Args: s.Args, Env: s.Env, Listeners: s.Listeners,
 		Outbound: s.Outbound,
 		Sockets:  make([][]int, len(s.Listeners)), MemoryLimit: uint64(max(s.MemoryLimit, 0)),
-	}
-	if h.memory != nil {
-		g.MemoryPeak = &h.memory.peak
+		Record: h.memory,
 	}
 	for i, l := range s.Sockets {
 		fd := fdSockets + i

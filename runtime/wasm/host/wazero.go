@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/tetratelabs/wazero"
@@ -69,7 +68,12 @@ type program struct {
 	instantiate func(context.Context) (api.Module, error)
 	memory      *memoryLimit
 	sockets     *sockets
+	limit       uint64 // Guest.MemoryLimit
+	record      *memoryRecord
 }
+
+// stackOverflow is how explainTrap words wazero's ErrRuntimeStackOverflow.
+const stackOverflow = "stack overflow"
 
 // Load implements Engine.
 func (e Wazero) Load(ctx context.Context, g *Guest) (_ Program, err error) {
@@ -122,14 +126,15 @@ func (e Wazero) Load(ctx context.Context, g *Guest) (_ Program, err error) {
 	if err := table.instantiate(ctx, r, compiled, (&collector{}).tick, d.function); err != nil {
 		return nil, err
 	}
-	mem := &memoryLimit{limit: g.MemoryLimit, peak: g.MemoryPeak}
-	if mem.peak == nil {
-		mem.peak = new(atomic.Uint64)
+	record := g.Record
+	if record == nil {
+		record = &memoryRecord{}
 	}
+	mem := &memoryLimit{limit: g.MemoryLimit, peak: &record.peak}
 	if mem.limit == 0 {
 		mem.limit = math.MaxUint32 + 1
 	}
-	p := &program{memory: mem, sockets: s, instantiate: func(ctx context.Context) (mod api.Module, err error) {
+	p := &program{memory: mem, sockets: s, limit: g.MemoryLimit, record: record, instantiate: func(ctx context.Context) (mod api.Module, err error) {
 		defer func() {
 			if v := recover(); v != nil {
 				if v == errMinimumMemory { //nolint:errorlint // identity of a panic value
@@ -230,8 +235,14 @@ func (p *program) Run(ctx context.Context) Outcome {
 	if p.mod == nil {
 		p.mod, err = p.instantiate(ctx)
 	}
+	var bound uint64
 	if err == nil {
-		_, err = p.mod.ExportedFunction("_start").Call(ctx)
+		start := p.mod.ExportedFunction("_start")
+		if b := stackBound(p.limit, p.record.base.Load(), p.record.peak.Load()); boundStack(start, b) {
+			bound = b
+		}
+		p.record.stack.Store(bound)
+		_, err = start.Call(ctx)
 	}
 	o := Outcome{MemoryPeak: p.memory.peak.Load(), MemoryRefused: p.memory.refused.Load() > 0}
 	var exit *wsys.ExitError
@@ -241,7 +252,9 @@ func (p *program) Run(ctx context.Context) Outcome {
 		o.ExitCode = int(exit.ExitCode() & 0xff)
 	default:
 		o.ExitCode = trapExitCode
-		o.Trap = explainTrap(err)
+		if o.Trap = explainTrap(err); o.Trap == stackOverflow {
+			o.Trap = overflowText(o.Trap, bound, p.limit)
+		}
 	}
 	return o
 }
@@ -324,6 +337,8 @@ func bytesText(n uint64) string {
 		return fmt.Sprintf("%dGi", n>>30)
 	case n >= 1<<20:
 		return fmt.Sprintf("%.4gMi", float64(n)/(1<<20))
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return fmt.Sprintf("%dKi", n>>10)
 	}
 	return fmt.Sprintf("%d bytes", n)
 }
