@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -19,7 +20,7 @@ import (
 // not here is read by nobody.
 var (
 	// podAnnotations are those that people write on pods and templates of pods.
-	podAnnotations = []string{AnnotationStopDeadline, AnnotationReplaceAfter, AnnotationOnReturn, AnnotationOutbound, AnnotationPlacement}
+	podAnnotations = []string{AnnotationStopDeadline, AnnotationReplaceAfter, AnnotationOnReturn, AnnotationOutbound, AnnotationPlacement, AnnotationWeight}
 	// podNotes are those that the cluster writes there.
 	podNotes = []string{AnnotationPorts, AnnotationLostSince, AnnotationReturned, AnnotationNominal, AnnotationConfigHash, AnnotationConfigSource,
 		AnnotationReplaces, AnnotationSuperseded}
@@ -27,6 +28,7 @@ var (
 	// deploymentNotes are those that the cluster writes on a Deployment or its
 	// ReplicaSets.
 	deploymentNotes    = []string{AnnotationRolledBack, AnnotationGoodRevision}
+	sliceAnnotations   = []string{AnnotationWeights}
 	ingressAnnotations = []string{AnnotationSSLRedirect, AnnotationBackendTimeout}
 	// notes are those that the cluster writes on anything.
 	notes = []string{AnnotationIgnoredOwners}
@@ -35,7 +37,8 @@ var (
 // annotationHomes says where each that people write is read.
 var annotationHomes = func() map[string]string {
 	out := map[string]string{ImagePolicyAnnotation: "a Namespace"}
-	for home, list := range map[string][]string{"pods and templates of pods": podAnnotations, "a Deployment": deploymentAnnotations, "an Ingress": ingressAnnotations} {
+	for home, list := range map[string][]string{"pods and templates of pods": podAnnotations, "a Deployment": deploymentAnnotations, "an Ingress": ingressAnnotations,
+		"an EndpointSlice": sliceAnnotations} {
 		for _, k := range list {
 			out[k] = home
 		}
@@ -85,6 +88,10 @@ func (w *walker) annotations(obj runtime.Object) {
 	case *corev1.Service:
 		own("a Service", &o.ObjectMeta)
 		w.foreign(o.Annotations)
+	case *discoveryv1.EndpointSlice:
+		own("an EndpointSlice", &o.ObjectMeta, sliceAnnotations)
+	case *corev1.Endpoints: // their slices have their annotations
+		own("Endpoints", &o.ObjectMeta, sliceAnnotations)
 	case *networkingv1.Ingress:
 		own("an Ingress", &o.ObjectMeta, ingressAnnotations)
 		// An Ingress of another class is another controller's.

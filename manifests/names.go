@@ -42,6 +42,13 @@ const (
 	// AnnotationOnReturn on a Pod: which of it and its replacement is kept when
 	// its node is back: original, replacement or better. Absent: original.
 	AnnotationOnReturn = Prefix + "on-return"
+	// AnnotationWeight on a Pod: its share of the new connections of its
+	// Services beside other pods' (1 to MaxWeight). Absent: 100.
+	AnnotationWeight = Prefix + "weight"
+	// AnnotationWeights on an EndpointSlice: its endpoints' weights by their
+	// first address (a JSON object). A slice of a Service with a selector has
+	// it from its pods; on others people write it.
+	AnnotationWeights = Prefix + "weights"
 	// AnnotationAutoRollback on a Deployment: "true" goes back to the last
 	// revision that has proven itself when a new one exceeds its
 	// progress deadline; a percentage does so also as soon as so many of the

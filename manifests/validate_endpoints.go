@@ -63,6 +63,11 @@ func (p *problems) endpointAddress(at *field.Path, a *corev1.EndpointAddress) {
 func (p *problems) endpointSlice(s, old *discoveryv1.EndpointSlice) {
 	oneOf(p, field.NewPath("addressType"), s.AddressType, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 	p.slicePorts(field.NewPath("ports"), s.Ports)
+	if v := s.Annotations[AnnotationWeights]; v != "" {
+		if _, err := ParseWeights(v); err != nil {
+			p.invalid(metadataPath.Child("annotations").Key(AnnotationWeights), v, err.Error())
+		}
+	}
 	at := field.NewPath("endpoints")
 	if old != nil && equality.Semantic.DeepEqual(s.Endpoints, old.Endpoints) {
 		return

@@ -59,6 +59,11 @@ func (p *problems) podAnnotations(at *field.Path, a map[string]string, s *corev1
 		p.invalid(at.Key(corev1.PodDeletionCost), v, "must be a 32bit integer")
 	}
 	p.disconnect(at, a)
+	if v, ok := a[AnnotationWeight]; ok {
+		if _, err := ParseWeight(v); err != nil {
+			p.invalid(at.Key(AnnotationWeight), v, err.Error())
+		}
+	}
 	if v, ok := a[AnnotationOutbound]; ok {
 		if _, err := outbound.Parse(v); err != nil {
 			p.invalid(at.Key(AnnotationOutbound), v, err.Error())

@@ -140,6 +140,9 @@ const (
 	EndpointTerminating uint8 = 4
 )
 
+// DefaultWeight is the weight of an endpoint of which nobody said another one.
+const DefaultWeight uint16 = 100
+
 // Endpoint is one backend.
 type Endpoint struct {
 	Address  []byte `cbor:"1,keyasint"` // 4 or 16 bytes
@@ -148,7 +151,7 @@ type Endpoint struct {
 	Zone     string `cbor:"4,keyasint,omitempty"`
 	Hostname string `cbor:"5,keyasint,omitempty"`
 	// Weight is the share of new connections compared with other endpoints';
-	// 0 is 1.
+	// 0 is DefaultWeight.
 	Weight uint16 `cbor:"6,keyasint,omitempty"`
 	Pod    string `cbor:"7,keyasint,omitempty"` // name of the pod, for PTR records and people
 }

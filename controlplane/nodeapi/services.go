@@ -16,6 +16,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane/ingress"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
@@ -322,8 +323,13 @@ func sliceItem(sl *discoveryv1.EndpointSlice) *wire.Slice {
 		}
 		out.Ports = append(out.Ports, sp)
 	}
+	weights, err := manifests.ParseWeights(sl.Annotations[manifests.AnnotationWeights])
+	if err != nil {
+		weights = nil // admission refuses them
+	}
 	for i := range sl.Endpoints {
 		if e, ok := endpointItem(&sl.Endpoints[i]); ok {
+			e.Weight = weights[sl.Endpoints[i].Addresses[0]]
 			out.Endpoints = append(out.Endpoints, e)
 		}
 	}

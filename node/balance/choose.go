@@ -28,6 +28,7 @@ type candidate struct {
 	state  uint8   // wire.Endpoint...
 	active int     // connections that it has
 	pass   float64 // grows by 1/weight with each choice
+	shared bool    // connections are shared out by weight: it differs among the endpoints
 	failed bool    // could not be reached a moment ago
 	tried  bool    // could not be reached by this very connection
 	loop   bool    // leads back to the Service
@@ -78,8 +79,10 @@ func (c *candidate) preferred(local bool, best int) bool {
 // Those that are ready and do not terminate come first; without any, those
 // that still serve while they terminate; and last those on nodes that are not
 // heard of, which may only be out of the servers' sight. Among them the least
-// loaded by weight, near ones first; equals take turns by weight. One pass and
-// no memory: there may be thousands.
+// loaded, near ones first; equals take turns. Where weights differ somebody
+// says who gets how many, and neither load nor distance is asked (but for the
+// Service's own traffic distribution). One pass and no memory: there may be
+// thousands.
 func choose(n int, look func(i int) candidate, traffic wire.Traffic, local bool) int {
 	var best candidate
 	at, class := -1, classUnusable
@@ -103,7 +106,13 @@ func better(a, b *candidate, traffic wire.Traffic) bool {
 	if traffic != wire.TrafficDefault && ta != tb {
 		return ta < tb
 	}
-	la, lb := float64(a.active)/a.weight, float64(b.active)/b.weight
+	if a.shared {
+		if a.pass != b.pass {
+			return a.pass < b.pass
+		}
+		return a.weight > b.weight
+	}
+	la, lb := float64(a.active), float64(b.active)
 	if traffic == wire.TrafficDefault {
 		la, lb = la+penalty[ta], lb+penalty[tb]
 	}

@@ -32,17 +32,26 @@ func TestNearOnesFirstThenSpill(t *testing.T) {
 	}
 }
 
-// Weights divide connections that end at once, too.
+// Where weights differ they alone say who gets how many connections: of those
+// that end at once, of those that stay, and of few at a time; near and far.
 func TestWeightsShare(t *testing.T) {
-	list := []candidate{{weight: 9, state: readyState}, {weight: 1, state: readyState}}
-	n := [2]int{}
-	for range 1000 {
-		i := choose(len(list), func(i int) candidate { return list[i] }, wire.TrafficDefault, false)
-		n[i]++
-		list[i].pass += 1 / list[i].weight
-	}
-	if n[0] < 895 || n[0] > 905 {
-		t.Fatalf("shares %v", n)
+	for name, ends := range map[string]int{"at once": 0, "after two": 2, "after ten": 10, "never": 1 << 30} {
+		list := []candidate{{weight: 90, state: readyState, shared: true, tier: elsewhere}, {weight: 10, state: readyState, shared: true}}
+		var open []int
+		n := [2]int{}
+		for range 1000 {
+			i := choose(len(list), func(i int) candidate { return list[i] }, wire.TrafficDefault, false)
+			n[i]++
+			list[i].pass += 1 / list[i].weight
+			list[i].active++
+			if open = append(open, i); len(open) > ends {
+				list[open[0]].active--
+				open = open[1:]
+			}
+		}
+		if n[0] < 895 || n[0] > 905 {
+			t.Errorf("connections that end %s: shares %v", name, n)
+		}
 	}
 }
 
@@ -51,10 +60,11 @@ func TestWeightsShare(t *testing.T) {
 func TestChooseProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := make([]candidate, rapid.IntRange(0, 6).Draw(t, "n"))
+		shared := rapid.Bool().Draw(t, "shared")
 		for i := range list {
 			list[i] = candidate{
 				tier: tier(rapid.IntRange(0, 2).Draw(t, "tier")), weight: float64(rapid.IntRange(1, 5).Draw(t, "weight")),
-				state: uint8(rapid.IntRange(0, 7).Draw(t, "state")), active: rapid.IntRange(0, 5).Draw(t, "active"),
+				state: uint8(rapid.IntRange(0, 7).Draw(t, "state")), active: rapid.IntRange(0, 5).Draw(t, "active"), shared: shared,
 				failed: rapid.Bool().Draw(t, "failed"), tried: rapid.Bool().Draw(t, "tried"), silent: rapid.Bool().Draw(t, "silent"),
 			}
 		}

@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"slices"
@@ -98,7 +99,7 @@ func (p *Pool) choices(name string, port *wire.ServicePort, node, zone string) [
 				b = &Backend{Addr: a, conns: map[*Flow]struct{}{}}
 				p.backends[a] = b
 			}
-			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(max(ep.Weight, 1)), state: ep.State,
+			out = append(out, choice{b: b, tier: tierOf(ep, node, zone), weight: float64(cmp.Or(ep.Weight, wire.DefaultWeight)), state: ep.State,
 				outside: ep.Pod == "", silent: ep.Node != node && p.Tables.silent[ep.Node]})
 		}
 	}

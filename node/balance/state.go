@@ -86,6 +86,8 @@ type Target struct {
 	mu       sync.Mutex
 	svc      *wire.Service
 	choices  []choice
+	shared   bool    // weights differ among the choices
+	turn     float64 // highest pass that was chosen: see Pick
 	affinity map[netip.Addr]sticky
 }
 
@@ -124,6 +126,7 @@ func (t *Target) set(svc *wire.Service, choices []choice) {
 		choices[i].pass = p
 	}
 	t.svc, t.choices = svc, choices
+	t.shared = slices.ContainsFunc(choices, func(c choice) bool { return c.weight != choices[0].weight })
 	if svc.AffinitySeconds == 0 {
 		t.affinity = nil
 	}
@@ -195,18 +198,28 @@ func (t *Target) Pick(client netip.Addr, external bool, tried map[*Backend]bool)
 			}
 		}
 	}
-	i := choose(len(t.choices), func(i int) candidate { return t.choices[i].candidate(nanos, tried) }, t.svc.Traffic, local)
+	i := choose(len(t.choices), func(i int) candidate {
+		c := t.choices[i].candidate(nanos, tried)
+		c.shared, c.pass = t.shared, t.pass(&t.choices[i])
+		return c
+	}, t.svc.Traffic, local)
 	if i < 0 {
 		return nil
 	}
 	b := t.choices[i].b
 	b.picked(now)
-	t.choices[i].pass += 1 / t.choices[i].weight
+	p := t.pass(&t.choices[i])
+	t.turn = max(t.turn, p)
+	t.choices[i].pass = p + 1/t.choices[i].weight
 	if t.svc.AffinitySeconds > 0 {
 		t.stick(client, b, now)
 	}
 	return b
 }
+
+// pass of a choice: one that could not be chosen for a while is owed one
+// connection then, and not all that it missed; t.mu is held.
+func (t *Target) pass(c *choice) float64 { return max(c.pass, t.turn-1/c.weight) }
 
 // stick remembers a client's backend; t.mu is held.
 func (t *Target) stick(client netip.Addr, b *Backend, now time.Time) {

@@ -22,7 +22,7 @@ func TestWeightsDivideConnections(t *testing.T) {
 		}
 	}
 	w.service("TCP", nil)
-	weigh(9, 0) // 0 is 1
+	weigh(900, 0) // 0 is 100
 	addr := w.address("tcp")
 	open := func(n int64) {
 		t.Helper()
@@ -71,13 +71,13 @@ func TestWeightsDivideConnections(t *testing.T) {
 	}
 	weigh(1, 9)
 	w.eventually("the other is preferred", func() error {
-		if n := w.seen(addr); n["a"] != 0 {
+		if n := w.seen(addr); n["b"] != 9 {
 			return fmt.Errorf("%v", n)
 		}
 		return nil
 	})
 	open(20)
-	if held := hold(); held["b"] != 20 { // 18 to 22 then, and nine to one is wanted
+	if held := hold(); held["b"] != 18 {
 		t.Errorf("one to nine, at once: %v", held)
 	}
 	open(40)

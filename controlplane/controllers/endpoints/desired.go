@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // PortsAnnotation is how a pod without an address of its own (the rootless
@@ -33,6 +35,7 @@ type candidate struct {
 	// inEndpoints: it belongs into the core/v1 Endpoints, which know no
 	// terminating addresses.
 	inEndpoints bool
+	weight      uint16 // 0: nobody said one
 }
 
 // podEndpoint decides whether and how a pod serves a Service in an address
@@ -66,7 +69,11 @@ func podEndpoint(svc *corev1.Service, pod *corev1.Pod, family discoveryv1.Addres
 	if h := pod.Spec.Hostname; h != "" && pod.Spec.Subdomain == svc.Name {
 		e.Hostname = &h
 	}
-	return candidate{ports, e, !terminating || svc.Spec.PublishNotReadyAddresses}, true
+	weight, err := manifests.ParseWeight(pod.Annotations[manifests.AnnotationWeight])
+	if err != nil {
+		weight = 0 // absent, or of a static pod, which nobody checked
+	}
+	return candidate{ports, e, !terminating || svc.Spec.PublishNotReadyAddresses, weight}, true
 }
 
 func podReady(pod *corev1.Pod) bool {

@@ -2,16 +2,19 @@ package endpoints
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 func service(set ...func(*corev1.Service)) *corev1.Service {
@@ -92,6 +95,53 @@ func TestFollowsReadinessAndTermination(t *testing.T) {
 	if n := len(fixture.List[*corev1.Endpoints](w, endpointsGK, "default")); n != 0 {
 		t.Fatal("endpoints outlive the service")
 	}
+}
+
+// Pods' weights stand on the slice that has their endpoints, and follow them.
+func TestWeightsStandOnTheSlice(t *testing.T) {
+	w := fixture.New(t)
+	w.AddNode("n")
+	w.Create(service())
+	addPod(w, "canary", func(p *corev1.Pod) { p.Annotations = map[string]string{manifests.AnnotationWeight: "5"} })
+	addPod(w, "stable")
+	w.BindAll("n")
+	w.Report(nil)
+	c := New(w.Env())
+	check := func(weight uint16) {
+		t.Helper()
+		w.Settle(c)
+		s := slicesOf(w)
+		if len(s) != 1 || len(s[0].Endpoints) != 2 {
+			t.Fatalf("slices %+v", s)
+		}
+		got, err := manifests.ParseWeights(s[0].Annotations[manifests.AnnotationWeights])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]uint16{}
+		for _, e := range s[0].Endpoints {
+			if e.TargetRef.Name == "canary" && weight > 0 {
+				want[e.Addresses[0]] = weight
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("weights %v, want %v", got, want)
+		}
+	}
+	check(5)
+	weigh := func(set func(p *corev1.Pod)) {
+		t.Helper()
+		if _, err := w.Env().Store.Update(t.Context(), podGK, "default", "canary", registry.Main, func(o runtime.Object) (runtime.Object, error) {
+			set(o.(*corev1.Pod))
+			return o, nil
+		}, w.Env().Write()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	weigh(func(p *corev1.Pod) { p.Annotations[manifests.AnnotationWeight] = "50" })
+	check(50)
+	weigh(func(p *corev1.Pod) { delete(p.Annotations, manifests.AnnotationWeight) })
+	check(0)
 }
 
 func TestRootlessPodsGetASliceForEachPort(t *testing.T) {

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
+
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // maxPerSlice is upstream's default number of endpoints in a slice.
@@ -108,21 +110,56 @@ func fill(svc *corev1.Service, family discoveryv1.AddressType, have []*discovery
 	if len(lists) == 0 {
 		lists = make([][]discoveryv1.Endpoint, 1) // the empty slice
 	}
+	weights := weightsOf(want)
 	for i, list := range lists {
 		switch {
 		case i >= len(have):
-			out.create = append(out.create, newSlice(svc, family, ports, list, taken))
+			s := newSlice(svc, family, ports, list, taken)
+			weigh(s, weights)
+			out.create = append(out.create, s)
 		case len(list) == 0 && (len(want) > 0 || i > 0):
 			out.remove = append(out.remove, have[i])
 		default:
 			next := have[i].DeepCopy()
 			next.Endpoints, next.Ports = list, ports
 			decorate(svc, next)
+			weigh(next, weights)
 			if !apiequality.Semantic.DeepEqual(next, have[i]) {
 				out.update = append(out.update, next)
 			}
 		}
 	}
+}
+
+// weightsOf are the weights that pods say, by address.
+func weightsOf(list []candidate) map[string]uint16 {
+	out := map[string]uint16{}
+	for i := range list {
+		if w := list[i].weight; w > 0 {
+			out[list[i].endpoint.Addresses[0]] = w
+		}
+	}
+	return out
+}
+
+// weigh notes the weights of a slice's endpoints on it: EndpointSlices have no
+// field for them.
+func weigh(s *discoveryv1.EndpointSlice, weights map[string]uint16) {
+	own := map[string]uint16{}
+	for i := range s.Endpoints {
+		if w := weights[s.Endpoints[i].Addresses[0]]; w > 0 {
+			own[s.Endpoints[i].Addresses[0]] = w
+		}
+	}
+	text := manifests.FormatWeights(own)
+	if text == "" {
+		delete(s.Annotations, manifests.AnnotationWeights)
+		return
+	}
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[manifests.AnnotationWeights] = text
 }
 
 // newSlice names the slice after what it holds, so that a second try after a
