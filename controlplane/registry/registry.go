@@ -58,11 +58,12 @@ type Config struct {
 
 // Registry implements Store. Owner and goroutines: none of its own; every
 // method runs in the caller's. It keeps no state but the decoded-object
-// cache, so any number of registries over one store agree.
+// cache and whose turn it is, so any number of registries over one store agree.
 type Registry struct {
 	cfg   Config
 	codec *Codec
 	cache *cache
+	turns turns
 }
 
 // New returns a Registry. It fails only on a configuration that cannot work.
@@ -144,7 +145,11 @@ func (r *Registry) find(k *manifests.Kind, namespace, name string) (*state.Recor
 	if manifests.IsSoft(k, namespace) {
 		reader = r.cfg.Soft
 	}
-	return reader.Snapshot().Get(state.Key{Kind: k.StorageKind(), Namespace: namespace, Name: name})
+	return reader.Snapshot().Get(keyOf(k, namespace, name))
+}
+
+func keyOf(k *manifests.Kind, namespace, name string) state.Key {
+	return state.Key{Kind: k.StorageKind(), Namespace: namespace, Name: name}
 }
 
 // Get implements Store.

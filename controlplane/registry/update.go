@@ -30,16 +30,29 @@ func (r *Registry) Update(ctx context.Context, gk schema.GroupKind, namespace, n
 	if sub == Scale {
 		return r.updateScale(ctx, served, namespace, name, mutate, o)
 	}
-	for range updateAttempts {
+	attempt := func() (out runtime.Object, again bool, err error) {
 		if err := ctx.Err(); err != nil {
-			return nil, proposeError(err)
+			return nil, false, proposeError(err)
 		}
 		rec, ok := r.find(stored, namespace, name)
 		if !ok {
-			return nil, notFound(served, name)
+			return nil, false, notFound(served, name)
 		}
-		out, again, err := r.tryUpdate(ctx, served, stored, rec, sub, mutate, o)
-		if !again {
+		return r.tryUpdate(ctx, served, stored, rec, sub, mutate, o)
+	}
+	key := keyOf(stored, namespace, name)
+	if !r.turns.contended(key) {
+		if out, again, err := attempt(); !again {
+			return out, err
+		}
+	}
+	done, err := r.turns.take(ctx, key)
+	if err != nil {
+		return nil, proposeError(err)
+	}
+	defer done()
+	for range updateAttempts {
+		if out, again, err := attempt(); !again {
 			return out, err
 		}
 	}
