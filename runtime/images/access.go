@@ -75,6 +75,17 @@ func (s *Store) hasLayers(r *resolved) bool {
 	return !slices.ContainsFunc(r.m.Layers, func(l v1.Descriptor) bool { return !s.hasBlob(l.Digest.String(), l.Size) })
 }
 
+// named says whether an image was here as a whole before: only then it can have
+// come in another way. Its layers may be others' as well, such as those of a
+// public base; manifest and config may be what a pull that broke off left.
+func (s *Store) named(r *resolved) (bool, error) {
+	list, err := s.names()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(list, func(n nameRecord) bool { return slices.Contains(r.names(), n.Digest) }), nil
+}
+
 // names are the digests that the image can be asked for by.
 func (r *resolved) names() []string {
 	if m := r.manifest.String(); m != r.digest {

@@ -21,6 +21,9 @@ func TestAnImageIsOfWhoMayPullIt(t *testing.T) {
 	other := makeImage(t, Platform{"linux", "arm64", "v8"}, gzipped, tarOf(t, file("x", "y")))
 	digest := push(t, h.srv.URL, "private", "1", nil, m, other)
 	push(t, h.srv.URL, "public", "1", nil, makeImage(t, amd64(), gzipped, tarOf(t, file("x", "all"))))
+	base := tarOf(t, file("base", "all"))
+	push(t, h.srv.URL, "private", "3", nil, makeImage(t, amd64(), gzipped, base, tarOf(t, file("more", "x"))))
+	push(t, h.srv.URL, "private", "4", nil, makeImage(t, amd64(), gzipped, base))
 	h.setFault(func(w http.ResponseWriter, r *http.Request) http.ResponseWriter {
 		if user, password, ok := r.BasicAuth(); ok && user == "u" && password == "p" || strings.Contains(r.URL.Path, "/public/") {
 			return w
@@ -54,6 +57,11 @@ func TestAnImageIsOfWhoMayPullIt(t *testing.T) {
 	try("d", "private:1", "Never", false, "")
 	try("a", "public:1", "IfNotPresent", true, "")
 	try("b", "public:1", "Never", false, "")
+	// All layers of the second are here before it is pulled; it is private all
+	// the same.
+	try("a", "private:3", "IfNotPresent", true, "")
+	try("a", "private:4", "IfNotPresent", true, "")
+	try("b", "private:4", "IfNotPresent", false, "whether namespace b may have it")
 	store = openStore(t, store.cfg.Dir)
 	h.srv.Close()
 	for _, n := range []string{"a", "c", "d"} {

@@ -238,7 +238,11 @@ func (p *Puller) fetch(ctx context.Context, ref Ref, req workload.ImageRequest, 
 	if err := p.signed(ctx, req, r, session); err != nil {
 		return nil, err
 	}
-	if err := p.settle(r, session, req.PodNamespace, p.s.hasLayers(r)); err != nil {
+	named, err := p.s.named(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.settle(r, session, req.PodNamespace, named && p.s.hasLayers(r)); err != nil {
 		return nil, err
 	}
 	for again := false; ; again = true {
