@@ -336,8 +336,12 @@ func TestAnswersWithoutQuorum(t *testing.T) {
 	if code != http.StatusServiceUnavailable || h.Get("Retry-After") == "" {
 		t.Errorf("what only a leader has: %d %v %s", code, h, body)
 	}
-	if code, _, _ := one.do(one.admin, "GET", "/readyz", nil); code != http.StatusInternalServerError {
-		t.Errorf("ready: %d", code)
+	code, body, _ = one.do(one.admin, "GET", "/readyz?verbose", nil)
+	if code != http.StatusInternalServerError || body != "[+]ping ok\n[+]consensus ok\n[+]disk ok\n[-]leader failed: reason withheld\n[+]state ok\nreadyz check failed\n" {
+		t.Errorf("ready: %d %s", code, body)
+	}
+	if code, body, _ = one.do(one.admin, "GET", "/readyz/leader", nil); code != http.StatusInternalServerError || !strings.Contains(body, "no leader yet") {
+		t.Errorf("leader: %d %s", code, body)
 	}
 	if code, _, _ := one.do(one.admin, "GET", "/livez", nil); code != http.StatusOK {
 		t.Errorf("alive: %d", code)

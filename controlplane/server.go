@@ -310,7 +310,7 @@ func (s *Server) buildAPI(issuer *auth.Issuer) error {
 		Placements: func(p *corev1.Pod, sees func(string) bool) (any, error) {
 			return scheduler.Explain(s.store, s.cfg.Profiles, p, sees)
 		},
-		Ready: s.ready, Extra: s.extra(issuer), Elsewhere: s.forward, LeaderPaths: leaderPaths, EarlyPaths: []string{ServersPath}, Metrics: s.cfg.Metrics, Clock: s.cfg.Clock, Log: s.log.With("part", "api"),
+		Checks: s.checks(), Extra: s.extra(issuer), Elsewhere: s.forward, LeaderPaths: leaderPaths, EarlyPaths: []string{ServersPath}, Metrics: s.cfg.Metrics, Clock: s.cfg.Clock, Log: s.log.With("part", "api"),
 	})
 	if err != nil {
 		return err
@@ -451,19 +451,6 @@ func (s *Server) Store() *registry.Registry { return s.store }
 
 // ClusterID of the cluster.
 func (s *Server) ClusterID() string { return s.ca.ClusterID() }
-
-func (s *Server) ready(context.Context) error {
-	if _, leading := s.raft.Leadership(); leading {
-		return nil
-	}
-	if id, _ := s.raft.Leader(); id == "" || id == s.raft.ServerID() {
-		if fault := s.raft.Fault(); fault != nil {
-			return fmt.Errorf("no server leads, and this one cannot: %w", fault)
-		}
-		return errors.New("no leader yet")
-	}
-	return nil
-}
 
 // addresses are the endpoints of default/kubernetes, which may not be
 // loopback addresses: one of each server.

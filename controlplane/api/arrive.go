@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,15 +35,6 @@ func (s *Server) catchUp(rq *request) error {
 // CaughtUp tells the server that its state has been as new as the leader's,
 // before a request had to find out.
 func (s *Server) CaughtUp() { s.caughtUp.Store(true) }
-
-func isHealth(path string) bool {
-	for _, p := range []string{"/healthz", "/livez", "/readyz"} {
-		if path == p || strings.HasPrefix(path, p+"/") {
-			return true
-		}
-	}
-	return false
-}
 
 // arriving is a request body that must be there in time: a client that sends
 // it drop by drop would keep its connection, and its slot, for ever. The

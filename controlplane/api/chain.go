@@ -220,20 +220,6 @@ func (s *Server) serveOther(rq *request) error {
 	return nil
 }
 
-func (s *Server) health(rq *request) error {
-	if s.cfg.Ready != nil && !strings.HasPrefix(rq.URL.Path, "/livez") {
-		if err := s.cfg.Ready(rq.Context()); err != nil {
-			rq.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			rq.w.WriteHeader(http.StatusInternalServerError)
-			_, err = fmt.Fprintf(rq.w, "not ready: %v\n", err)
-			return ignoreWrite(err)
-		}
-	}
-	rq.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, err := rq.w.Write([]byte("ok"))
-	return ignoreWrite(err)
-}
-
 // ignoreWrite: a client that is gone needs no answer.
 func ignoreWrite(error) error { return nil }
 

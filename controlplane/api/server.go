@@ -72,8 +72,8 @@ type Config struct {
 	Proxy   PodProxy        // nil: pods and services have no proxy (404)
 	// Placements explains where pods could run; nil: 404.
 	Placements Placements
-	// Ready says why the server is not ready; nil is always ready.
-	Ready func(ctx context.Context) error
+	// Checks are what /readyz and /healthz look at beside this server itself.
+	Checks []HealthCheck
 	// Elsewhere passes on what only the leader can answer; nil: all is answered
 	// here.
 	Elsewhere Elsewhere

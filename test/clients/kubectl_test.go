@@ -436,6 +436,8 @@ func (k *kubectl) removal() {
 	k.ok("delete", "namespace", k.ns, "--timeout=60s")
 	k.ns = "default"
 	k.has(w("ok"), "get", "--raw", "/readyz")
+	k.has(w("[+]ping ok", "[+]leader ok", "[+]disk ok", "[+]state ok", "readyz check passed"), "get", "--raw", "/readyz?verbose")
+	k.has(w("[+]ping ok", "livez check passed"), "get", "--raw", "/livez?verbose")
 	k.has(w("https://kubernetes.default.svc", "/openid/v1/jwks", "ES256"), "get", "--raw", "/.well-known/openid-configuration")
 	k.has(w(`"kty":"EC"`, `"alg":"ES256"`), "get", "--raw", "/openid/v1/jwks")
 }
