@@ -394,6 +394,7 @@ func (p *nodeProcess) run(ctx context.Context) error {
 	g.Go(func() error { return p.keepFloor(ctx) })
 	g.Go(func() error { return p.traffic.puller.Run(ctx) })
 	g.Go(func() error { return p.traffic.runRoutes(ctx) })
+	g.Go(func() error { return p.traffic.runHeld(ctx, p.agent) })
 	g.Go(func() error { return p.traffic.supervisor().Run(ctx) })
 	g.Go(func() error { return p.unserved().run(ctx) })
 	g.Go(func() error { return p.ingressSupervisor().Run(ctx) })

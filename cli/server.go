@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -203,9 +204,10 @@ func listensOn(listen string) string {
 	return ip.WithZone("").String()
 }
 
-func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Logger) controlplane.Config {
-	port := l.Addr().(*net.TCPAddr).Port
-	adv := o.advertise
+// advertised are the addresses that others are told of a server that listens
+// on a port.
+func (o serverOptions) advertised(port int) []string {
+	adv := slices.Clone(o.advertise)
 	if len(adv) == 0 {
 		host, _, _ := net.SplitHostPort(o.listen)
 		if ip, err := netip.ParseAddr(host); err == nil && !ip.IsUnspecified() {
@@ -219,6 +221,11 @@ func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Lo
 			adv[i] = net.JoinHostPort(trimBrackets(h), fmt.Sprint(port))
 		}
 	}
+	return adv
+}
+
+func (o serverOptions) controlPlane(l net.Listener, v serverValues, log *slog.Logger) controlplane.Config {
+	adv := o.advertised(l.Addr().(*net.TCPAddr).Port)
 	if v.join != nil && onlyLoopback(adv) && !onlyLoopback(v.join.Servers) {
 		log.Warn("this server tells the others an address that other machines cannot reach; start it with --listen and --advertise", "address", adv)
 	}

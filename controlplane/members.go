@@ -181,9 +181,14 @@ func (s *Server) roomy(ctx context.Context) (ids []string) {
 	if err != nil {
 		return nil
 	}
-	states := s.ask(ctx, members, &wire.ServerStatusRequest{})
+	return roomyOf(members, s.ask(ctx, members, &wire.ServerStatusRequest{}), s.raft.ServerID())
+}
+
+// roomyOf is roomy by what the others answered to the leader, which did not
+// ask itself. Pure.
+func roomyOf(members []consensus.Member, states map[string]serverState, leader string) (ids []string) {
 	for _, m := range members {
-		if st, asked := states[m.ID]; m.Voter && asked && st.trouble(s.raft.ServerID(), 0) == "" {
+		if st, asked := states[m.ID]; m.Voter && asked && st.trouble(leader, 0) == "" {
 			ids = append(ids, m.ID)
 		}
 	}

@@ -56,6 +56,7 @@ type Agent struct {
 	stopped  atomic.Bool   // the cluster's pods shall not run here
 	changed  chan struct{} // 1: look at assignment and static pods again
 	assigned chan struct{} // the assignment is another one
+	heldNews chan struct{} // 1: what HeldPods tells may be another
 	finished chan string   // uids of workers that ended
 	unknown  chan unknownPods
 
@@ -113,7 +114,7 @@ func New(c Config) (*Agent, error) {
 	a := &Agent{
 		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(), fig: newFigures(),
 		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}), look: make(chan struct{}, 1),
-		known: map[string]podInfo{}, changed: make(chan struct{}, 1), assigned: make(chan struct{}, 1),
+		known: map[string]podInfo{}, changed: make(chan struct{}, 1), assigned: make(chan struct{}, 1), heldNews: make(chan struct{}, 1),
 		finished: make(chan string), unknown: make(chan unknownPods),
 		pressures: newPressures(c.Eviction), volumesIn: newInUse(), unlimited: map[string]bool{}, volumesNews: make(chan struct{}, 1),
 		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
@@ -300,6 +301,9 @@ func (a *Agent) remember(uid string, s *podState, st *corev1.PodStatus) {
 		i.alloc = &al
 	}
 	a.known[uid] = i
+	if a.asg.Held[uid].Kind == store.HoldPod {
+		signal(a.heldNews)
+	}
 }
 
 // podGone is the worker's last call: the record becomes a tombstone, and the

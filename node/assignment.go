@@ -34,6 +34,9 @@ func (a *Agent) setAssignment(asg store.Assignment) {
 	if refsChanged(a.asg.Objects, asg.Objects) {
 		a.refsSerial++
 	}
+	if len(a.asg.Held) > 0 || len(asg.Held) > 0 {
+		signal(a.heldNews)
+	}
 	a.asg, a.index = asg, index
 	signal(a.assigned)
 	signal(a.volumesNews)

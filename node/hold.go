@@ -169,12 +169,15 @@ func (h *holding) seen(o wire.Object) bool {
 	})
 }
 
+// isToken tells a pod's service account token from a Secret of the cluster.
+func isToken(o wire.Object) bool { return o.Ref.Kind == "Secret" && o.UID == o.Ref.Name }
+
 // revision is the object's version in the cluster; 0 is not known.
 func (h *holding) revision(o wire.Object) uint64 {
 	switch {
 	case o.Revision != 0:
 		return o.Revision
-	case o.Ref.Kind == "Pod" || o.Ref.Kind == "Secret" && o.UID == o.Ref.Name: // a hash, a token's end
+	case o.Ref.Kind == "Pod" || isToken(o): // a hash, a token's end
 		return 0
 	}
 	return o.ResourceVersion
@@ -252,7 +255,29 @@ func heldText(asg *store.Assignment, node string) string {
 	if n := len(names) - heldShown; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("the cluster was restored to a state older than what this node has: %d held as they are (%s%s). Apply again what shall stay; then 'dunlin node accept-restore %s' makes the node follow the restored state", len(names), list, more, node)
+	return fmt.Sprintf("the cluster was restored to a state older than what this node has: %d held as they are (%s%s).%s Apply again what shall stay; then 'dunlin node accept-restore %s' makes the node follow the restored state", len(names), list, more, unserved(asg), node)
+}
+
+// unserved says what held pods lack, of which the cluster does not know.
+func unserved(asg *store.Assignment) string {
+	pods, tokens := 0, 0
+	for uid, hd := range asg.Held {
+		switch o := asg.Objects[uid]; {
+		case hd.Kind == store.HoldPod:
+			pods++
+		case hd.Kind == store.HoldRef && isToken(o):
+			tokens++
+		}
+	}
+	out := ""
+	if pods > 0 {
+		out = fmt.Sprintf(" The cluster does not know %d of these pods: Services lead to them on this node alone", pods)
+		if tokens > 0 {
+			out += ", and the API takes none of their service account tokens, which are not renewed"
+		}
+		out += "."
+	}
+	return out
 }
 
 // tellHeld says once that something is held, and that nothing is any more.

@@ -283,6 +283,21 @@ func TestRestoreIsHeld(t *testing.T) {
 		b.link.setCut(false)
 		b.after(15 * time.Second)
 		check("restored")
+		select {
+		case <-b.agent.HeldNews():
+		default:
+			t.Error("nobody is told of held pods")
+		}
+		names := []string{}
+		for _, h := range b.agent.HeldPods() {
+			if names = append(names, h.Pod.Name); h.Pod.Status.Phase != corev1.PodRunning {
+				t.Errorf("%s is %s", h.Pod.Name, h.Pod.Status.Phase)
+			}
+		}
+		slices.Sort(names)
+		if !slices.Equal(names, []string{"bare", "q"}) {
+			t.Errorf("unknown to the cluster: %v", names)
+		}
 		st := b.want("uid-p", "Pending")
 		if w := st.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != manifests.ReasonHeldAfterRestore || !strings.Contains(w.Message, "dunlin node accept-restore n1") {
 			t.Errorf("the pod that is held back says %+v", st.ContainerStatuses)
@@ -300,7 +315,7 @@ func TestRestoreIsHeld(t *testing.T) {
 			t.Error("no condition")
 			return ""
 		}
-		if m := told(corev1.ConditionTrue); !strings.Contains(m, "3 held as they are (Pod default/bare, Pod default/q, ConfigMap default/c)") {
+		if m := told(corev1.ConditionTrue); !strings.Contains(m, "3 held as they are (Pod default/bare, Pod default/q, ConfigMap default/c)") || !strings.Contains(m, "does not know 2 of these pods: Services lead to them on this node alone. Apply again") {
 			t.Errorf("condition: %s", m)
 		}
 		if !slices.ContainsFunc(b.link.events, func(e wire.EventReport) bool {

@@ -25,17 +25,9 @@ func (a *Agent) Pods() []*corev1.Pod {
 	defer a.mu.RUnlock()
 	out := make([]*corev1.Pod, 0, len(a.known))
 	for _, i := range a.known {
-		pod := i.pod
-		if i.assigned != nil && i.worker != nil && !isStatic(i.assigned) {
-			pod = i.assigned // a deletion is known here before the worker took it
-		}
+		pod := i.copy()
 		if pod == nil {
 			continue
-		}
-		pod = pod.DeepCopy()
-		pod.APIVersion, pod.Kind = "v1", "Pod"
-		if i.status != nil {
-			pod.Status = statusHere(&pod.Status, i.status)
 		}
 		if a.asg.Held[string(pod.UID)].Kind == store.HoldPod && pod.Status.Reason == "" {
 			pod.Status.Reason, pod.Status.Message = manifests.ReasonHeldAfterRestore, heldText(&a.asg, a.c.NodeName)
@@ -47,6 +39,53 @@ func (a *Agent) Pods() []*corev1.Pod {
 	})
 	return out
 }
+
+// copy is the pod as the node sees it now; nil is not known yet.
+func (i *podInfo) copy() *corev1.Pod {
+	pod := i.pod
+	if i.assigned != nil && i.worker != nil && !isStatic(i.assigned) {
+		pod = i.assigned // a deletion is known here before the worker took it
+	}
+	if pod == nil {
+		return nil
+	}
+	pod = pod.DeepCopy()
+	pod.APIVersion, pod.Kind = "v1", "Pod"
+	if i.status != nil {
+		pod.Status = statusHere(&pod.Status, i.status)
+	}
+	return pod
+}
+
+// HeldPod is a pod of which no server knows, and where its ports are on a node
+// without a pod network.
+type HeldPod struct {
+	Pod   *corev1.Pod
+	Ports map[int32]int32
+}
+
+// HeldPods are those that are held after a restore and that the cluster does
+// not know, as the node sees them now.
+func (a *Agent) HeldPods() (out []HeldPod) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for uid, h := range a.asg.Held {
+		i := a.known[uid]
+		pod := i.copy()
+		if h.Kind != store.HoldPod || pod == nil {
+			continue
+		}
+		p := HeldPod{Pod: pod}
+		if i.alloc != nil {
+			p.Ports = maps.Clone(i.alloc.Ports)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// HeldNews is signalled when HeldPods may be others.
+func (a *Agent) HeldNews() <-chan struct{} { return a.heldNews }
 
 // statusHere is the node's own status, with the conditions that others set.
 // That the node is out of reach is not for the node to repeat.

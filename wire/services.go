@@ -107,6 +107,9 @@ type Service struct {
 	NotReady        bool     `cbor:"10,keyasint,omitempty"` // spec.publishNotReadyAddresses
 	// Sources are who may connect to ExternalIPs; none is everybody.
 	Sources []string `cbor:"11,keyasint,omitempty"` // spec.loadBalancerSourceRanges
+	// Selector is whose endpoints are the Service's: a node needs it for pods
+	// that it holds after a restore and of which the cluster knows nothing.
+	Selector map[string]string `cbor:"12,keyasint,omitempty"`
 }
 
 // ServicePort is one port of a Service.
@@ -117,6 +120,9 @@ type ServicePort struct {
 	NodePort uint16 `cbor:"4,keyasint,omitempty"`
 	// H2C: endpoints speak HTTP/2 without TLS (appProtocol kubernetes.io/h2c).
 	H2C bool `cbor:"5,keyasint,omitempty"`
+	// Target is the pod's port, by number or name, where it is not Port; for
+	// the same use as Selector.
+	Target string `cbor:"6,keyasint,omitempty"`
 }
 
 // Slice is an EndpointSlice as nodes need it.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -269,6 +270,7 @@ func serviceItem(svc *corev1.Service) *wire.Service {
 		ExternalIPs:   slices.Clone(spec.ExternalIPs),
 		HealthPort:    uint16(spec.HealthCheckNodePort),
 		NotReady:      spec.PublishNotReadyAddresses,
+		Selector:      spec.Selector,
 	}
 	if spec.ClusterIP != corev1.ClusterIPNone {
 		out.ClusterIPs = spec.ClusterIPs
@@ -296,8 +298,12 @@ func serviceItem(svc *corev1.Service) *wire.Service {
 		}
 	}
 	for _, p := range spec.Ports {
-		out.Ports = append(out.Ports, wire.ServicePort{Name: p.Name, Protocol: string(p.Protocol), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
-			H2C: p.AppProtocol != nil && *p.AppProtocol == appProtocolH2C})
+		sp := wire.ServicePort{Name: p.Name, Protocol: string(p.Protocol), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
+			H2C: p.AppProtocol != nil && *p.AppProtocol == appProtocolH2C}
+		if t := p.TargetPort.String(); t != "0" && t != strconv.Itoa(int(p.Port)) {
+			sp.Target = t
+		}
+		out.Ports = append(out.Ports, sp)
 	}
 	return out
 }

@@ -35,8 +35,9 @@ type Table struct {
 	gen     uint64
 	digest  uint64
 	size    int
-	staging *Table // a full table on its way
-	fresh   bool   // a server said that this is all
+	staging *Table            // a full table on its way
+	fresh   bool              // a server said that this is all
+	local   map[string][]byte // what this node adds for itself; no part of digest, pages or the file
 	subs    []*Subscription
 }
 
@@ -174,13 +175,48 @@ func (t *Table) swap(s *Table) {
 func (t *Table) Get(key string) []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.items[key]
+	return t.get(key)
+}
+
+// get finds what a server gave or the node added; t.mu is held.
+func (t *Table) get(key string) []byte {
+	if data, ok := t.items[key]; ok {
+		return data
+	}
+	return t.local[key]
+}
+
+// SetLocal replaces what this node adds to the table for itself alone.
+func (t *Table) SetLocal(items map[string][]byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.local
+	t.local = items
+	for k := range old {
+		if _, ok := items[k]; !ok {
+			t.dirty(k)
+		}
+	}
+	for k, data := range items {
+		if was, ok := old[k]; !ok || string(was) != string(data) {
+			t.dirty(k)
+		}
+	}
+}
+
+// dirty makes an item news for everybody; t.mu is held.
+func (t *Table) dirty(key string) {
+	for _, s := range t.subs {
+		s.dirty[key] = struct{}{}
+		s.wake()
+	}
 }
 
 // Range calls f for every item with the prefix, in the order of keys.
 func (t *Table) Range(prefix string, f func(key string, data []byte)) {
 	t.mu.Lock()
 	items := maps.Clone(t.items)
+	maps.Copy(items, t.local)
 	t.mu.Unlock()
 	for _, k := range slices.Sorted(maps.Keys(items)) {
 		if strings.HasPrefix(k, prefix) {
@@ -216,6 +252,9 @@ func (t *Table) Subscribe() *Subscription {
 	for k := range t.items {
 		s.dirty[k] = struct{}{}
 	}
+	for k := range t.local {
+		s.dirty[k] = struct{}{}
+	}
 	t.subs = append(t.subs, s)
 	s.wake()
 	return s
@@ -243,7 +282,7 @@ func (s *Subscription) Take(limit int) (items []wire.ServiceItem, gone []string,
 		}
 		delete(s.dirty, k)
 		size += len(k)
-		if data, ok := s.t.items[k]; ok {
+		if data := s.t.get(k); data != nil {
 			items = append(items, wire.ServiceItem{Key: k, Data: data})
 			size += len(data)
 		} else {

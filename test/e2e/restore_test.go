@@ -52,9 +52,14 @@ kind: Pod
 metadata: {name: bare, labels: {app: bare}}
 spec:
   runtimeClassName: wasm
-  automountServiceAccountToken: false
   terminationGracePeriodSeconds: 1
-  containers: [{name: main, image: sleep.wasm}]
+  containers: [{name: main, image: hello.wasm, ports: [{name: http, containerPort: 8080}]}]
+`
+
+const bareService = `apiVersion: v1
+kind: Service
+metadata: {name: bare}
+spec: {type: NodePort, selector: {app: bare}, ports: [{port: 80, targetPort: http}]}
 `
 
 // guestUIDs are the pods that run on a node, each once.
@@ -89,6 +94,7 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 	c := cluster.NewServers(t, 1)
 	a := cluster.NewAgent(t, "n1", nil)
 	a.Import("sleep.wasm", cluster.Module(t, "sleep"))
+	a.Import("hello.wasm", example(t, "hello.wasm"))
 	a.Start("--join", strings.TrimSpace(c.Run(0, "token", "create")))
 	ready := func(selector string, n int, check func(p *corev1.Pod) bool) func() error {
 		return func() error {
@@ -114,7 +120,7 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 		}
 	}
 	oldDB := ""
-	apply(webAndConfig("1", "old") + "---\n" + annotated("StatefulSet", "db"))
+	apply(webAndConfig("1", "old") + "---\n" + annotated("StatefulSet", "db") + "---\n" + bareService)
 	c.Eventually(2*time.Minute, "the first version is Ready", ready("app=web", 2, version("1")))
 	c.Eventually(time.Minute, "the StatefulSet is Ready", ready("app=db", 1, func(p *corev1.Pod) bool { oldDB = string(p.UID); return true }))
 	file := filepath.Join(t.TempDir(), "saved")
@@ -131,6 +137,18 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 		}
 		return nil
 	})
+	served := func() error { // by the node that runs the pod
+		var svc corev1.Service
+		if err := c.Get(0, "/api/v1/namespaces/default/services/bare", &svc); err != nil {
+			return err
+		}
+		got, err := get(fmt.Sprintf("http://127.0.0.1:%d/", svc.Spec.Ports[0].NodePort))
+		if err == nil && !strings.HasPrefix(got, "Hello from ") {
+			err = fmt.Errorf("%q", got)
+		}
+		return err
+	}
+	c.Eventually(time.Minute, "the bare pod is served", served)
 	guests, uids := a.HostPIDs(), guestUIDs(a)
 	if len(uids) != 4 {
 		t.Fatalf("guests: %v", guests)
@@ -162,10 +180,14 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 		t.Fatalf("restored: guests %v, were %v", now, guests)
 	}
 	for _, cmd := range [][]string{{"describe", "node", "n1"}, {"events"}} {
-		if out := c.Run(0, cmd...); !strings.Contains(out, "dunlin node accept-restore n1") || !strings.Contains(out, "Pod default/bare") {
-			t.Errorf("%v: %s", cmd, out)
+		out := c.Run(0, cmd...)
+		for _, part := range []string{"dunlin node accept-restore n1", "Pod default/bare", "Services lead to them on this node alone, and the API takes none of their service account tokens"} {
+			if !strings.Contains(out, part) {
+				t.Errorf("%v: no %q: %s", cmd, part, out)
+			}
 		}
 	}
+	c.Eventually(20*time.Second, "a Service leads to the pod that is held", served)
 	if out, err := a.Command("get", "pods", "--local"); err != nil || strings.Count(out, "HeldAfterRestore") != 7 {
 		t.Errorf("on the node: %v: %s", err, out)
 	}
@@ -182,6 +204,7 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 	if now := a.HostPIDs(); !maps.Equal(now, guests) {
 		t.Fatalf("agent restarted: guests %v, were %v", now, guests)
 	}
+	c.Eventually(20*time.Second, "a Service still leads to the pod that is held", served)
 	c.List[0].Stop(syscall.SIGTERM)
 	a.Kill()
 	a.Start()
@@ -219,6 +242,9 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 		}
 		if held() == nil {
 			return fmt.Errorf("still held")
+		}
+		if served() == nil {
+			return fmt.Errorf("still served")
 		}
 		return nil
 	})

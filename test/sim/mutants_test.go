@@ -16,10 +16,11 @@ import (
 var mutantSeeds = flag.Int("mutants", 0, "plant each fault of testdata/mutants.json into the sources, build, and look for it in so many seeds; 0 plants none")
 
 // mutant is a fault that is planted into the sources: one rule that does not
-// hold any more. finds is what the simulation must say then.
+// hold any more. finds is what the simulation must say then: in one of its
+// seeds, or in the single failure whose test story names.
 type mutant struct {
-	Name, Finds string
-	Edits       []struct{ File, Old, New string }
+	Name, Finds, Story string
+	Edits              []struct{ File, Old, New string }
 }
 
 func mutants(t *testing.T) (list []mutant) {
@@ -92,6 +93,10 @@ func TestMutantsAreFound(t *testing.T) {
 			if out, err := exec.Command("go", "test", "-c", "-trimpath", "-overlay", overlay, "-o", bin, ".").CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
+			if m.Story != "" {
+				m.lookInStory(t, bin)
+				return
+			}
 			// The fault must be found; how the run ends else does not matter.
 			out, err := exec.Command(bin, "-test.run", "^TestSeeds$", "-test.timeout", "0", "-seeds", fmt.Sprint(*mutantSeeds), "-again", "0").CombinedOutput()
 			found := regexp.MustCompile(`(?m)^ +\S+_test\.go:\d+: (\d-\d+): .*(`+m.Finds+`).*$`).FindAllStringSubmatch(string(out), -1)
@@ -105,4 +110,15 @@ func TestMutantsAreFound(t *testing.T) {
 			t.Logf("found by %d seeds; first: %s", len(seeds), strings.TrimSpace(found[0][0]))
 		})
 	}
+}
+
+// lookInStory runs the one failure that shall find the fault.
+func (m *mutant) lookInStory(t *testing.T, bin string) {
+	t.Helper()
+	out, err := exec.Command(bin, "-test.run", "^"+m.Story+"$", "-test.timeout", "0").CombinedOutput()
+	said := regexp.MustCompile(`(?m)^ +\S+_test\.go:\d+: .*(` + m.Finds + `).*$`).FindString(string(out))
+	if err == nil || said == "" {
+		t.Fatalf("%s does not find it (%v): ...%s", m.Story, err, out[max(0, len(out)-2000):])
+	}
+	t.Logf("found by %s: %s", m.Story, strings.TrimSpace(said))
 }

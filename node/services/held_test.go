@@ -1,0 +1,118 @@
+package services
+
+import (
+	"encoding/json"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dunlin-project/dunlin/wire"
+)
+
+func heldPod(name, ip string, ready corev1.ConditionStatus, change ...func(*HeldPod)) HeldPod {
+	h := HeldPod{Pod: &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, Labels: map[string]string{"app": "web", "x": "y"}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}},
+	}}
+	for _, f := range change {
+		f(&h)
+	}
+	return h
+}
+
+// Held pods are endpoints of what selects them, as the cluster's controller
+// would have made them.
+func TestHeldPodsAreEndpoints(t *testing.T) {
+	web := map[string]string{"app": "web"}
+	list := map[string]*wire.Service{
+		"n/web":     {Selector: web, Ports: []wire.ServicePort{{Name: "a", Protocol: "TCP", Port: 80, Target: "http"}, {Name: "b", Protocol: "TCP", Port: 90, Target: "9090"}, {Name: "c", Protocol: "TCP", Port: 70}}},
+		"n/early":   {Selector: web, NotReady: true, Ports: []wire.ServicePort{{Protocol: "TCP", Port: 80}}},
+		"other/web": {Selector: web, Ports: []wire.ServicePort{{Protocol: "TCP", Port: 80}}},
+		"n/none":    {Ports: []wire.ServicePort{{Protocol: "TCP", Port: 80}}},
+		"n/else":    {Selector: map[string]string{"app": "db"}, Ports: []wire.ServicePort{{Protocol: "TCP", Port: 80}}},
+		"n/noport":  {Selector: web, Ports: []wire.ServicePort{{Protocol: "UDP", Port: 80, Target: "http"}}},
+	}
+	pods := []HeldPod{
+		heldPod("b", "10.0.0.2", corev1.ConditionFalse),
+		heldPod("a", "10.0.0.1", corev1.ConditionTrue, func(h *HeldPod) { h.Pod.Spec.Hostname, h.Pod.Spec.Subdomain = "h", "web" }),
+		heldPod("moved", "10.0.0.3", corev1.ConditionTrue, func(h *HeldPod) { h.Moved = map[int32]int32{8080: 31000} }),
+		heldPod("leaves", "10.0.0.4", corev1.ConditionTrue, func(h *HeldPod) { h.Pod.DeletionTimestamp = &metav1.Time{} }),
+		heldPod("over", "10.0.0.5", corev1.ConditionTrue, func(h *HeldPod) { h.Pod.Status.Phase = corev1.PodFailed }),
+		heldPod("starts", "", corev1.ConditionFalse),
+		heldPod("here", "127.0.0.1", corev1.ConditionTrue),
+	}
+	end := func(name, ip string, state uint8) wire.Endpoint {
+		return wire.Endpoint{Address: netip.MustParseAddr(ip).AsSlice(), State: state, Node: "n1", Zone: "z", Pod: name}
+	}
+	const ready, leaves = wire.EndpointReady | wire.EndpointServing, wire.EndpointServing | wire.EndpointTerminating
+	first := end("a", "10.0.0.1", ready)
+	first.Hostname = "h"
+	ports := []wire.SlicePort{{Name: "a", Protocol: "TCP", Port: 8080}, {Name: "b", Protocol: "TCP", Port: 9090}, {Name: "c", Protocol: "TCP", Port: 70}}
+	moved := []wire.SlicePort{{Name: "a", Protocol: "TCP", Port: 31000}, ports[1], ports[2]}
+	want := map[string]*wire.Slice{
+		"e/n/web~held.0": {Service: "web", Ports: ports, Endpoints: []wire.Endpoint{first, end("b", "10.0.0.2", 0), end("leaves", "10.0.0.4", leaves)}},
+		"e/n/web~held.1": {Service: "web", Ports: moved, Endpoints: []wire.Endpoint{end("moved", "10.0.0.3", ready)}},
+		"e/n/early~held.0": {Service: "early", Ports: []wire.SlicePort{{Protocol: "TCP", Port: 80}}, Endpoints: []wire.Endpoint{
+			end("a", "10.0.0.1", ready), end("b", "10.0.0.2", wire.EndpointReady), end("moved", "10.0.0.3", ready), end("leaves", "10.0.0.4", leaves|wire.EndpointReady)}},
+	}
+	if got := HeldEndpoints(list, "n1", "z", pods); !reflect.DeepEqual(got, want) {
+		g, _ := json.MarshalIndent(got, "", " ")
+		w, _ := json.MarshalIndent(want, "", " ")
+		t.Errorf("got %s\nwant %s", g, w)
+	}
+}
+
+// What a node adds is seen by its proxy, ingress and DNS, and by no server.
+func TestLocalItemsAreTheNodesOwn(t *testing.T) {
+	svc, err := wire.EncodeItem(&wire.Service{Selector: map[string]string{"app": "web"}, Ports: []wire.ServicePort{{Protocol: "TCP", Port: 80}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	items := map[string]string{"s/n/web": string(svc)}
+	tab := NewTable()
+	if _, err := tab.Apply(full(5, items)); err != nil {
+		t.Fatal(err)
+	}
+	sub := tab.Subscribe()
+	sub.Take(1 << 20)
+	<-sub.News()
+	const key = "e/n/web~held.0"
+	lead := func(pods ...HeldPod) (items []wire.ServiceItem, gone []string) {
+		t.Helper()
+		if err := tab.LeadToHeld("n1", "z", pods); err != nil {
+			t.Fatal(err)
+		}
+		items, gone, _ = sub.Take(1 << 20)
+		return items, gone
+	}
+	pod := heldPod("a", "10.0.0.1", corev1.ConditionTrue)
+	if items, gone := lead(pod); len(items) != 1 || items[0].Key != key || len(gone) != 0 {
+		t.Errorf("told of %v, without %v", items, gone)
+	}
+	select {
+	case <-sub.News():
+	default:
+		t.Error("a subscriber is not woken")
+	}
+	if items, gone := lead(pod); len(items)+len(gone) != 0 {
+		t.Errorf("told again of %v, without %v", items, gone)
+	}
+	if r := tab.Request(); r.Digest != digest(items) {
+		t.Errorf("the server is told of it: %+v", r)
+	}
+	// A whole new table leaves it there, and so does a new subscriber's view.
+	if _, err := tab.Apply(full(9, items)); err != nil {
+		t.Fatal(err)
+	}
+	all, _, _ := tab.Subscribe().Take(1 << 20)
+	if len(all) != 2 || tab.Get(key) == nil {
+		t.Errorf("after a new table: %v", all)
+	}
+	if items, gone := lead(); len(items) != 0 || len(gone) != 1 || gone[0] != key || tab.Get(key) != nil {
+		t.Errorf("let go: %v, without %v", items, gone)
+	}
+}
