@@ -50,6 +50,15 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if line := os.Getenv(returnLine); line != "" {
+		away, _ := strconv.Atoi(os.Getenv(returnAway))
+		stay, _ := strconv.Atoi(os.Getenv(returnStay))
+		if err := runHollow(away, stay, line); err != nil {
+			fmt.Fprintln(os.Stderr, "agents:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if at := os.Getenv(floodAt); at != "" {
 		runFlood(at, os.Getenv(floodToken), os.Getenv(floodKind), os.Getenv(floodBurn))
 		return

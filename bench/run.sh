@@ -86,6 +86,7 @@ else
   tests '^TestLeaderKilled$'
   tests '^TestRollout$'
   tests '^TestFlood$'
+  tests '^TestReturn$'
   tests '^TestControlPlaneAtSize$'
 fi
 

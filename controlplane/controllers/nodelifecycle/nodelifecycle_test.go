@@ -59,6 +59,50 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
+// A zone whose link breaks falls silent within the 2 s between two renewals:
+// its first node is not given up before the others' leases have run out.
+func TestZoneThatFallsSilentLosesNoNode(t *testing.T) {
+	zones := map[string]string{"f0": "far", "f1": "far", "z0": "z", "z1": "z", "z2": "z", "z3": "z", "one": "z"}
+	for _, tc := range []struct {
+		what   string
+		ages   map[string]time.Duration
+		frozen bool
+	}{
+		{"far: the link breaks", map[string]time.Duration{"f0": 6600 * time.Millisecond, "f1": 4600 * time.Millisecond}, true},
+		{"far: one node breaks, the other's renewal was sent twice", map[string]time.Duration{"f0": 6600 * time.Millisecond, "f1": 3200 * time.Millisecond}, false},
+		{"z: three of five, one after the other", map[string]time.Duration{"z0": 6600 * time.Millisecond, "z1": 5 * time.Second, "z2": 4600 * time.Millisecond}, true},
+		{"z: two of five", map[string]time.Duration{"z0": 6600 * time.Millisecond, "z1": 5 * time.Second}, false},
+		{"far: nobody is silent yet", map[string]time.Duration{"f0": 6 * time.Second, "f1": 5 * time.Second, "z0": 6600 * time.Millisecond}, false},
+	} {
+		a, now := newAssessor("z", 10*time.Second), time.Unix(0, 0)
+		leases := map[string]LeaseInfo{}
+		for name := range zones {
+			leases[name] = LeaseInfo{Age: tc.ages[name], Expired: tc.ages[name] > 6500*time.Millisecond}
+		}
+		never := func(string) bool { return false }
+		for name, v := range a.assess(leases, zones, never, now) {
+			if v.silent && (v.frozen != tc.frozen || v.evict == tc.frozen) {
+				t.Errorf("%s: %s: %+v", tc.what, name, v)
+			}
+			if tc.ages["f0"] < 6500*time.Millisecond && zones[name] == "far" && v.frozen {
+				t.Errorf("%s: %s, where nobody is silent: %+v", tc.what, name, v)
+			}
+		}
+		// It was in doubt and not frozen: once the others have renewed, the silent
+		// one does not wait for those that may be on their way.
+		for name, l := range leases {
+			if !l.Expired {
+				leases[name] = LeaseInfo{}
+			}
+		}
+		for name, v := range a.assess(leases, zones, never, now.Add(time.Second)) {
+			if v.silent && !v.evict {
+				t.Errorf("%s: the others renewed: %s: %+v", tc.what, name, v)
+			}
+		}
+	}
+}
+
 // One node is not "so many": what holds its pods is told as it is.
 func TestHeldNodeThatIsAlone(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -80,6 +124,14 @@ func TestHeldNodeThatIsAlone(t *testing.T) {
 	}
 }
 
+// lease of a node that is silent, or has just renewed.
+func lease(silent bool) LeaseInfo {
+	if silent {
+		return LeaseInfo{Expired: true, Age: 7 * time.Second}
+	}
+	return LeaseInfo{}
+}
+
 // Every silent node whose pods are not moved says why, from the first moment
 // to the last, and a healthy one never does.
 func TestHeldNodesSayWhy(t *testing.T) {
@@ -89,7 +141,7 @@ func TestHeldNodesSayWhy(t *testing.T) {
 	set := func(zone string, n, silent int) {
 		for i := range n {
 			name := fmt.Sprintf("%s%d", zone, i)
-			zones[name], leases[name] = zone, LeaseInfo{Expired: i < silent, Age: 7 * time.Second}
+			zones[name], leases[name] = zone, lease(i < silent)
 		}
 	}
 	status := map[string]*corev1.NodeStatus{}
@@ -138,7 +190,7 @@ func TestEvictionsOfAZoneAreSpaced(t *testing.T) {
 	leases := map[string]LeaseInfo{}
 	for i := range 8 {
 		n := fmt.Sprintf("n%d", i)
-		zones[n], leases[n] = "z", LeaseInfo{Expired: i < 3, Age: 7 * time.Second}
+		zones[n], leases[n] = "z", lease(i < 3)
 	}
 	no := func(string) bool { return false }
 	for _, c := range []struct {

@@ -2,6 +2,7 @@ package nodelifecycle
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -39,6 +40,29 @@ func Frozen(nodes []ZoneNode, leaderZone string) map[string]bool {
 	return out
 }
 
+// overdue is the age from which a lease that has not run out is in doubt: it is
+// renewed every 2 s, and again 0.9 s after a renewal without an answer. Nodes
+// that fall silent in one moment renewed last within 2 s of each other, so when
+// the first lease runs out, after 6.5 s, those of all the others are 4.5 s old.
+const overdue = 3500 * time.Millisecond
+
+// doubtful are the zones with a silent node that would be frozen if the nodes
+// whose leases are overdue were silent, too: soon they are, or have renewed.
+// Without this the first node of a zone whose link breaks would be given up
+// before the others' leases ran out. Pure.
+func doubtful(nodes []ZoneNode, leases map[string]LeaseInfo, leaderZone string) map[string]bool {
+	list, silent := slices.Clone(nodes), map[string]bool{}
+	for i, n := range list {
+		if n.Silent {
+			silent[n.Zone] = true
+		}
+		list[i].Silent = n.Silent || leases[n.Name].Age > overdue
+	}
+	out := Frozen(list, leaderZone)
+	maps.DeleteFunc(out, func(zone string, _ bool) bool { return !silent[zone] })
+	return out
+}
+
 // Bucket limits the evictions of one zone: one node at once, then one more
 // each Every.
 type Bucket struct {
@@ -68,7 +92,7 @@ func (b *Bucket) Wait(now time.Time) time.Duration {
 type verdict struct {
 	silent bool // lease expired
 	evict  bool // its pods may be moved
-	frozen bool // its zone is frozen: touch nothing of its pods
+	frozen bool // its zone is frozen, or may be about to: touch nothing of its pods
 	stale  bool // back, but has not reported
 	// returning: its pods are not moved yet, since others of its zone came back
 	// a moment ago.
@@ -120,6 +144,10 @@ func (a *assessor) assess(leases map[string]LeaseInfo, zones map[string]string, 
 		}
 	}
 	frozen := Frozen(list, a.leaderZone)
+	for zone := range frozen {
+		a.froze[zone] = now
+	}
+	maps.Copy(frozen, doubtful(list, leases, a.leaderZone))
 	a.grant(list, frozen, granted, now)
 	out, inZone := make(map[string]verdict, len(list)), map[string]int{}
 	for _, n := range list {
@@ -148,9 +176,6 @@ func (a *assessor) grant(list []ZoneNode, frozen map[string]bool, granted func(n
 	slices.SortFunc(silent, func(x, y ZoneNode) int {
 		return cmp.Or(a.nodes[x.Name].since.Compare(a.nodes[y.Name].since), cmp.Compare(x.Name, y.Name))
 	})
-	for zone := range frozen {
-		a.froze[zone] = now
-	}
 	for _, n := range silent {
 		w := a.nodes[n.Name]
 		switch {
