@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -232,7 +233,7 @@ func paced(t *testing.T, cl *client.Client, f func()) (reads, writes time.Durati
 func TestReturn(t *testing.T) {
 	away, stay, each := size("DUNLIN_BENCH_RETURN", 300), 20, size("DUNLIN_BENCH_RETURN_PODS", 10)
 	nodes, pods := away+stay, (away+stay)*each
-	c := cluster.NewControlPlane(t, "--pod-cidr", "10.128.0.0/9")
+	c := cluster.NewControlPlane(t, "--pod-cidr", "10.128.0.0/9", "--pprof")
 	cl, pid := admin(t, c.Kubeconfig()), c.Cmd.Process.Pid
 	a := startAgents(t, away, stay, strings.TrimSpace(c.Run("token", "create", "--uses", strconv.Itoa(nodes))))
 	slowly(t, "agents join", func() (bool, string) { n := a.counts(); return n.Joined == nodes, fmt.Sprintf("%+v", n) })
@@ -261,7 +262,7 @@ func TestReturn(t *testing.T) {
 	}
 	slowly(t, "the cluster has noticed", func() (bool, string) { n := nm.count(nodeReady); return n == stay, fmt.Sprint(n) })
 	wait(t, 10*time.Second)
-	before, fig, cpu := a.counts(), figures(t, cl), cpuSeconds(t, pid)
+	before, fig, cpu, theirs := a.counts(), figures(t, cl), cpuSeconds(t, pid), cpuSeconds(t, a.cmd.Process.Pid)
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0) // the highest RSS counts from now
 	rss := statusKB(t, pid, "VmRSS")
 	length := time.Since(cut)
@@ -270,6 +271,7 @@ func TestReturn(t *testing.T) {
 	var ready, told, said time.Duration
 	reads, writes, n := paced(t, cl, func() {
 		a.tell("return")
+		profiled(t, cl)
 		slowly(t, "everything is back", func() (bool, string) {
 			nodesReady := nm.count(nodeReady)
 			podsTold := pm.count(func(p *corev1.Pod) bool { return cluster.Ready(p) && (stays[p.Spec.NodeName] || restarts(p) == 2) })
@@ -289,15 +291,38 @@ func TestReturn(t *testing.T) {
 	})
 	took := time.Since(start)
 	after, end := a.counts(), figures(t, cl)
-	cpu = cpuSeconds(t, pid) - cpu
+	cpu, theirs = cpuSeconds(t, pid)-cpu, cpuSeconds(t, a.cmd.Process.Pid)-theirs
 	moved := len(places) - pm.count(func(p *corev1.Pod) bool { return places[string(p.UID)] == p.Spec.NodeName })
 	expired := after.Silent
 	entries, proposals := end["dunlin_raft_entries_total"]-fig["dunlin_raft_entries_total"], end["dunlin_raft_proposals_total"]-fig["dunlin_raft_proposals_total"]
+	sync := end["dunlin_disk_sync_p99_seconds"] * 1000
+	commit := (end["dunlin_raft_commit_seconds_sum"] - fig["dunlin_raft_commit_seconds_sum"]) / max(end["dunlin_raft_commit_seconds_count"]-fig["dunlin_raft_commit_seconds_count"], 1) * 1000
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1000 }
 	what := fmt.Sprintf("%d agents, cut off for %.0f s, return within 1 s, %d pods with two restarts each", away, length.Seconds(), gone)
 	row(what, "(none)", fmt.Sprintf("Ready %.1f s, statuses %.1f s, events %.1f s", ready.Seconds(), told.Seconds(), said.Seconds()), noTarget,
-		fmt.Sprintf("%.0f Raft entries for %.0f proposals (%d are the client's), %.1f CPU-seconds in %.0f s; RSS %d MiB before, highest %d", entries, proposals, n, cpu, took.Seconds(), rss/1024, statusKB(t, pid, "VmHWM")/1024))
+		fmt.Sprintf("%.0f Raft entries for %.0f proposals (%d are the client's), %.0f ms each, fsync p99 %.0f ms; %.1f CPU-seconds in %.0f s, the agents %.1f; RSS %d MiB before, highest %d", entries, proposals, n, commit, sync, cpu, took.Seconds(), theirs, rss/1024, statusKB(t, pid, "VmHWM")/1024))
 	row("the same: pods moved or started again", "0", fmt.Sprintf("%d moved, %d started", moved, after.Starts-before.Starts), held(moved == 0 && after.Starts == before.Starts), fmt.Sprintf("events that waited: %d; started last: %s", before.Events, after.Last))
 	row(fmt.Sprintf("the same: %d agents that stayed", stay), "no lease lost", fmt.Sprintf("%d renewals late, %d leases lost", after.Late-before.Late, expired), held(expired == 0), fmt.Sprintf("late in 20 quiet seconds: %d", quietLate))
 	row("the same: p99 of another client's reads and writes", "(none)", fmt.Sprintf("%.1f and %.1f ms, quiet %.1f and %.1f", ms(reads), ms(writes), ms(quietReads), ms(quietWrites)), noTarget, fmt.Sprintf("%d of each; the agents share the cores", n))
+}
+
+// profiled keeps profiles of the server from now on, where a folder is named.
+func profiled(t *testing.T, cl *client.Client) {
+	dir := os.Getenv("DUNLIN_BENCH_PROFILES")
+	if dir == "" {
+		return
+	}
+	for name, after := range map[string]time.Duration{"profile?seconds=8": 0, "goroutine?debug=2": 2 * time.Second, "goroutine?debug=1": 4 * time.Second} {
+		go func() {
+			wait(t, after)
+			body, err := cl.Do(context.Background(), client.Request{Method: http.MethodGet, Path: "/debug/pprof/" + name, Accept: "*/*"})
+			if err != nil {
+				t.Log(err)
+				return
+			}
+			defer func() { _ = body.Close() }()
+			b, _ := io.ReadAll(body)
+			_ = os.WriteFile(filepath.Join(dir, strings.NewReplacer("?", "-", "=", "").Replace(name)), b, 0o600)
+		}()
+	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/node"
 	"github.com/dunlin-project/dunlin/node/services"
+	heldpods "github.com/dunlin-project/dunlin/node/services/held"
 )
 
 // heldSource is the agent, as runHeld needs it.
@@ -24,9 +25,9 @@ func (t *traffic) runHeld(ctx context.Context, agent heldSource) error {
 		}
 	}()
 	for {
-		var pods []services.HeldPod
+		var pods []heldpods.Pod
 		for _, p := range agent.HeldPods() {
-			pods = append(pods, services.HeldPod{Pod: p.Pod, Moved: p.Ports})
+			pods = append(pods, heldpods.Pod{Pod: p.Pod, Moved: p.Ports})
 		}
 		var table <-chan struct{}
 		switch {
@@ -42,7 +43,7 @@ func (t *traffic) runHeld(ctx context.Context, agent heldSource) error {
 				_, _, more = sub.Take(1 << 20)
 			}
 		}
-		if err := t.table.LeadToHeld(t.node, t.zone(), pods); err != nil {
+		if err := heldpods.Lead(t.table, t.node, t.zone(), pods); err != nil {
 			t.log.Error("Services do not lead to the pods that are held", "error", err)
 		}
 		select {

@@ -114,8 +114,9 @@ func (s *Server) podsNews(ctx context.Context, sess *session, pods []wire.PodRep
 	for i := range pods {
 		p := &pods[i]
 		g.Go(func() error {
+			var v verdict
 			s.writes <- struct{}{}
-			v := s.podNews(ctx, sess, p)
+			s.turns.Do(ctx, func(ctx context.Context) { v = s.podNews(ctx, sess, p) })
 			<-s.writes
 			mu.Lock()
 			defer mu.Unlock()

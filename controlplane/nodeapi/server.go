@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -148,6 +149,7 @@ type Server struct {
 	pulling  chan struct{}  // pulls being answered
 	reports  chan struct{}  // reports being taken
 	writes   chan struct{}  // news of pods being written
+	turns    registry.Turns // those of them that compute
 	nudges   sync.WaitGroup // started by assigner.run and serviceLoop only
 }
 
@@ -208,6 +210,7 @@ func New(cfg Config) (*Server, error) {
 		pulling:  make(chan struct{}, maxPulls),
 		reports:  make(chan struct{}, maxReports),
 		writes:   make(chan struct{}, maxWrites),
+		turns:    make(registry.Turns, goruntime.GOMAXPROCS(0)),
 	}
 	s.assign = newAssigner(s)
 	return s, nil

@@ -232,7 +232,7 @@ func (r *Registry) readers(k *manifests.Kind, namespace string) []state.Reader {
 
 // propose commits one op and turns its refusal into a Kubernetes error.
 func (r *Registry) propose(ctx context.Context, stored *manifests.Kind, namespace string, op state.Op) (state.Result, error) {
-	res, err := r.proposer(stored, namespace).Propose(ctx, []state.Op{op})
+	res, err := awaited(ctx, r.proposer(stored, namespace), []state.Op{op})
 	if err != nil {
 		return state.Result{}, proposeError(err)
 	}

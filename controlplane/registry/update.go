@@ -278,7 +278,7 @@ func (r *Registry) finishDelete(ctx context.Context, served, stored *manifests.K
 	} else {
 		ops = []state.Op{replace(next, rec, term), ops[0]}
 	}
-	res, err := r.proposer(stored, key.Namespace).Propose(ctx, ops)
+	res, err := awaited(ctx, r.proposer(stored, key.Namespace), ops)
 	if err != nil {
 		return nil, false, proposeError(err)
 	}

@@ -96,6 +96,25 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 }
 
+// The programs that every node runs beside the agent are small: they are fed
+// with what package wire says, and know no Kubernetes types.
+func TestSmallProgramsKnowNoKubernetes(t *testing.T) {
+	for _, name := range []string{"dunlin-proxy", "dunlin-ingress", "dunlin-wasm"} {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/"+name)
+		cmd.Dir = filepath.Join("..", "..")
+		out, err := cmd.Output()
+		if err != nil || len(out) == 0 {
+			t.Fatalf("go list: %v", err)
+		}
+		for p := range strings.Lines(string(out)) {
+			if strings.HasPrefix(p, "k8s.io/api") {
+				t.Errorf("%s is made of %s", name, strings.TrimSpace(p))
+				break
+			}
+		}
+	}
+}
+
 func TestNoPackageShadowsOrSaysNothing(t *testing.T) {
 	for _, p := range packages(t) {
 		switch p.Name {

@@ -1,4 +1,4 @@
-package services
+package held
 
 import (
 	"encoding/json"
@@ -9,11 +9,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/dunlin-project/dunlin/node/services"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
-func heldPod(name, ip string, ready corev1.ConditionStatus, change ...func(*HeldPod)) HeldPod {
-	h := HeldPod{Pod: &corev1.Pod{
+func pod(name, ip string, ready corev1.ConditionStatus, change ...func(*Pod)) Pod {
+	h := Pod{Pod: &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, Labels: map[string]string{"app": "web", "x": "y"}},
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}},
@@ -36,14 +37,14 @@ func TestHeldPodsAreEndpoints(t *testing.T) {
 		"n/else":    {Selector: map[string]string{"app": "db"}, Ports: []wire.ServicePort{{Protocol: "TCP", Port: 80}}},
 		"n/noport":  {Selector: web, Ports: []wire.ServicePort{{Protocol: "UDP", Port: 80, Target: "http"}}},
 	}
-	pods := []HeldPod{
-		heldPod("b", "10.0.0.2", corev1.ConditionFalse),
-		heldPod("a", "10.0.0.1", corev1.ConditionTrue, func(h *HeldPod) { h.Pod.Spec.Hostname, h.Pod.Spec.Subdomain = "h", "web" }),
-		heldPod("moved", "10.0.0.3", corev1.ConditionTrue, func(h *HeldPod) { h.Moved = map[int32]int32{8080: 31000} }),
-		heldPod("leaves", "10.0.0.4", corev1.ConditionTrue, func(h *HeldPod) { h.Pod.DeletionTimestamp = &metav1.Time{} }),
-		heldPod("over", "10.0.0.5", corev1.ConditionTrue, func(h *HeldPod) { h.Pod.Status.Phase = corev1.PodFailed }),
-		heldPod("starts", "", corev1.ConditionFalse),
-		heldPod("here", "127.0.0.1", corev1.ConditionTrue),
+	pods := []Pod{
+		pod("b", "10.0.0.2", corev1.ConditionFalse),
+		pod("a", "10.0.0.1", corev1.ConditionTrue, func(h *Pod) { h.Pod.Spec.Hostname, h.Pod.Spec.Subdomain = "h", "web" }),
+		pod("moved", "10.0.0.3", corev1.ConditionTrue, func(h *Pod) { h.Moved = map[int32]int32{8080: 31000} }),
+		pod("leaves", "10.0.0.4", corev1.ConditionTrue, func(h *Pod) { h.Pod.DeletionTimestamp = &metav1.Time{} }),
+		pod("over", "10.0.0.5", corev1.ConditionTrue, func(h *Pod) { h.Pod.Status.Phase = corev1.PodFailed }),
+		pod("starts", "", corev1.ConditionFalse),
+		pod("here", "127.0.0.1", corev1.ConditionTrue),
 	}
 	end := func(name, ip string, state uint8) wire.Endpoint {
 		return wire.Endpoint{Address: netip.MustParseAddr(ip).AsSlice(), State: state, Node: "n1", Zone: "z", Pod: name}
@@ -59,7 +60,7 @@ func TestHeldPodsAreEndpoints(t *testing.T) {
 		"e/n/early~held.0": {Service: "early", Ports: []wire.SlicePort{{Protocol: "TCP", Port: 80}}, Endpoints: []wire.Endpoint{
 			end("a", "10.0.0.1", ready), end("b", "10.0.0.2", wire.EndpointReady), end("moved", "10.0.0.3", ready), end("leaves", "10.0.0.4", leaves|wire.EndpointReady)}},
 	}
-	if got := HeldEndpoints(list, "n1", "z", pods); !reflect.DeepEqual(got, want) {
+	if got := Endpoints(list, "n1", "z", pods); !reflect.DeepEqual(got, want) {
 		g, _ := json.MarshalIndent(got, "", " ")
 		w, _ := json.MarshalIndent(want, "", " ")
 		t.Errorf("got %s\nwant %s", g, w)
@@ -73,7 +74,7 @@ func TestLocalItemsAreTheNodesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	items := map[string]string{"s/n/web": string(svc)}
-	tab := NewTable()
+	tab := services.NewTable()
 	if _, err := tab.Apply(full(5, items)); err != nil {
 		t.Fatal(err)
 	}
@@ -81,16 +82,16 @@ func TestLocalItemsAreTheNodesOwn(t *testing.T) {
 	sub.Take(1 << 20)
 	<-sub.News()
 	const key = "e/n/web~held.0"
-	lead := func(pods ...HeldPod) (items []wire.ServiceItem, gone []string) {
+	lead := func(pods ...Pod) (items []wire.ServiceItem, gone []string) {
 		t.Helper()
-		if err := tab.LeadToHeld("n1", "z", pods); err != nil {
+		if err := Lead(tab, "n1", "z", pods); err != nil {
 			t.Fatal(err)
 		}
 		items, gone, _ = sub.Take(1 << 20)
 		return items, gone
 	}
-	pod := heldPod("a", "10.0.0.1", corev1.ConditionTrue)
-	if items, gone := lead(pod); len(items) != 1 || items[0].Key != key || len(gone) != 0 {
+	one := pod("a", "10.0.0.1", corev1.ConditionTrue)
+	if items, gone := lead(one); len(items) != 1 || items[0].Key != key || len(gone) != 0 {
 		t.Errorf("told of %v, without %v", items, gone)
 	}
 	select {
@@ -98,7 +99,7 @@ func TestLocalItemsAreTheNodesOwn(t *testing.T) {
 	default:
 		t.Error("a subscriber is not woken")
 	}
-	if items, gone := lead(pod); len(items)+len(gone) != 0 {
+	if items, gone := lead(one); len(items)+len(gone) != 0 {
 		t.Errorf("told again of %v, without %v", items, gone)
 	}
 	if r := tab.Request(); r.Digest != digest(items) {
@@ -115,4 +116,20 @@ func TestLocalItemsAreTheNodesOwn(t *testing.T) {
 	if items, gone := lead(); len(items) != 0 || len(gone) != 1 || gone[0] != key || tab.Get(key) != nil {
 		t.Errorf("let go: %v, without %v", items, gone)
 	}
+}
+
+// digest and full are a server's word on a whole table.
+func digest(items map[string]string) (sum uint64) {
+	for k, v := range items {
+		sum += wire.ItemDigest(k, []byte(v))
+	}
+	return sum
+}
+
+func full(gen uint64, items map[string]string) *wire.ServicesReply {
+	r := &wire.ServicesReply{Generation: gen, Full: true, Digest: digest(items)}
+	for k, v := range items {
+		r.Items = append(r.Items, wire.ServiceItem{Key: k, Data: []byte(v)})
+	}
+	return r
 }

@@ -1,4 +1,7 @@
-package services
+// Package held makes a node's Services lead to the pods that it holds after a
+// restore. It is apart from package services, which the proxy is made of: that
+// knows no Kubernetes types, and is small for it.
+package held
 
 import (
 	"net/netip"
@@ -8,26 +11,27 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/dunlin-project/dunlin/node/services"
 	"github.com/dunlin-project/dunlin/wire"
 )
 
-// HeldPod is a pod that this node holds after a restore of the cluster to an
+// Pod is a pod that this node holds after a restore of the cluster to an
 // older state: no server knows it, so no EndpointSlice names it.
-type HeldPod struct {
+type Pod struct {
 	Pod *corev1.Pod
 	// Moved are its ports' places on a node without a pod network.
 	Moved map[int32]int32
 }
 
-// HeldEndpoints are the slices, for this node's own table, by which Services
+// Endpoints are the slices, for this node's own table, by which Services
 // lead to held pods. Pure.
-func HeldEndpoints(list map[string]*wire.Service, node, zone string, pods []HeldPod) map[string]*wire.Slice {
+func Endpoints(list map[string]*wire.Service, node, zone string, pods []Pod) map[string]*wire.Slice {
 	out := map[string]*wire.Slice{}
 	for name, svc := range list {
 		namespace, short, _ := strings.Cut(name, "/")
 		var found []*wire.Slice
 		for i := range pods {
-			if e, ports, ok := heldEndpoint(svc, namespace, short, &pods[i]); ok {
+			if e, ports, ok := endpoint(svc, namespace, short, &pods[i]); ok {
 				e.Node, e.Zone = node, zone
 				found = join(found, short, ports, e)
 			}
@@ -51,8 +55,8 @@ func join(list []*wire.Slice, service string, ports []wire.SlicePort, e wire.End
 	return append(list, &wire.Slice{Service: service, Ports: ports, Endpoints: []wire.Endpoint{e}})
 }
 
-// heldEndpoint is what the cluster's controller would make of the pod.
-func heldEndpoint(svc *wire.Service, namespace, name string, h *HeldPod) (e wire.Endpoint, ports []wire.SlicePort, ok bool) {
+// endpoint is what the cluster's controller would make of the pod.
+func endpoint(svc *wire.Service, namespace, name string, h *Pod) (e wire.Endpoint, ports []wire.SlicePort, ok bool) {
 	pod := h.Pod
 	ip, err := netip.ParseAddr(pod.Status.PodIP)
 	over := pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
@@ -133,8 +137,8 @@ func target(p *wire.ServicePort, pod *corev1.Pod) (int32, bool) {
 	return 0, false
 }
 
-// LeadToHeld makes this node's Services lead to the pods that it holds.
-func (t *Table) LeadToHeld(node, zone string, pods []HeldPod) error {
+// Lead makes this node's Services lead to the pods that it holds.
+func Lead(t *services.Table, node, zone string, pods []Pod) error {
 	if len(pods) == 0 {
 		t.SetLocal(nil)
 		return nil
@@ -147,7 +151,7 @@ func (t *Table) LeadToHeld(node, zone string, pods []HeldPod) error {
 		}
 	})
 	items := map[string][]byte{}
-	for key, s := range HeldEndpoints(list, node, zone, pods) {
+	for key, s := range Endpoints(list, node, zone, pods) {
 		data, err := wire.EncodeItem(s)
 		if err != nil {
 			return err
