@@ -97,9 +97,16 @@ func hostname(pod *corev1.Pod) string {
 	return h
 }
 
-// readOnlyVolumes are those that the pod itself mounts read-only.
+// readOnlyVolumes are those that the pod itself mounts read-only, and those
+// whose files are the cluster's, whatever their mounts say (as the kubelet's
+// since CVE-2017-1002102): what a container wrote there would be gone with the
+// next change, and be believed until then.
 func readOnlyVolumes(pod *corev1.Pod) map[string]bool {
 	out := map[string]bool{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		out[v.Name] = v.ConfigMap != nil || v.Secret != nil || v.Projected != nil || v.DownwardAPI != nil
+	}
 	for _, u := range manifests.ClaimsOf(pod) {
 		out[u.Volume] = u.ReadOnly
 	}

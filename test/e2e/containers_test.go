@@ -43,7 +43,8 @@ spec:
   - name: side
     image: busybox:test
     imagePullPolicy: Never
-    command: [sh, -c, "until wget -qO- http://127.0.0.1/; do sleep 0.1; done; while :; do sleep 1; done"]
+    command: [sh, -c, "echo x > /page/index.html; until wget -qO- http://127.0.0.1/; do sleep 0.1; done; while :; do sleep 1; done"]
+    volumeMounts: [{name: page, mountPath: /page}]
   hostAliases: [{ip: 192.0.2.7, hostnames: [far.example]}]
   terminationGracePeriodSeconds: 1
   volumes: [{name: page, configMap: {name: page}}, {name: shared, emptyDir: {}}]
@@ -79,6 +80,9 @@ func TestContainers(t *testing.T) {
 		}
 		return nil
 	})
+	if out := c.Run("logs", "web", "-c", "side"); !strings.Contains(out, "Read-only file system") {
+		t.Errorf("the files of a ConfigMap can be written: %s", out)
+	}
 	log := c.Run("logs", "web", "-c", "web")
 	for _, want := range []string{"serving\n", pod.Status.PodIP + "\tweb\n", "192.0.2.7\tfar.example\n", "\nweb\n"} {
 		if !strings.Contains(log, want) {
