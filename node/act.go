@@ -75,6 +75,9 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 		var al network.Allocation
 		al, r.err = w.a.setupNetwork(ctx, s, w.rt)
 		r.alloc = &al
+		if r.err == nil {
+			r.err = w.a.noteAddress(s.rec.UID, al)
+		}
 	case actPrepare:
 		if r.image, r.err = w.prepare(ctx, s, &s.ctrs[a.ctr]); ctx.Err() == nil {
 			w.a.fig.prepared(r.err)
@@ -101,7 +104,7 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 		if p, ok := w.rt.(workload.PodRemover); ok {
 			r.err = p.RemovePod(ctx, s.rec.UID)
 		}
-		r.err = errors.Join(r.err, w.a.c.Network.Teardown(ctx, s.rec.UID))
+		r.err = errors.Join(r.err, w.a.c.Network.Teardown(ctx, s.rec.UID), w.a.forgetAddress(s.rec.UID))
 	case actFinish:
 		r.err = os.RemoveAll(w.a.podLogs(s.rec.Namespace, s.rec.Name, s.rec.UID))
 	}
@@ -247,6 +250,9 @@ func closeListeners(ls []workload.Listener) {
 // noteAllocation has the worker make chosen ports durable before a guest
 // listens on them.
 func (w *worker) noteAllocation(a action, al *network.Allocation) error {
+	if err := w.a.noteAddress(w.uid, *al); err != nil {
+		return err
+	}
 	noted := make(chan error, 1)
 	select {
 	case w.results <- result{kind: actStart, ctr: a.ctr, id: a.id, alloc: al, noted: noted}:

@@ -59,6 +59,7 @@ func (a *Agent) boot(ctx context.Context) error {
 		}
 	}
 	a.list(ctx)
+	a.keepAddresses(ctx, byUID)
 	a.recs = byUID
 	wishes, _ := a.wanted()
 	for _, wi := range wishes {

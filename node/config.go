@@ -82,6 +82,9 @@ type Config struct {
 	Logger  *slog.Logger // nil: slog.Default
 
 	StateDir string // logs of pods go to StateDir/logs
+	// AddressDir keeps what pods were given of the network, until the machine's
+	// next boot; "": a pod whose record is lost gets another address.
+	AddressDir string
 	// MaxPods the node takes; 0 is 110.
 	MaxPods int
 	// Labels and taints that the node registers with.

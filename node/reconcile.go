@@ -181,7 +181,11 @@ func (a *Agent) start(ctx context.Context, wi wish) {
 	rec, states := a.recs[uid], a.found[uid]
 	delete(a.recs, uid)
 	delete(a.found, uid)
+	lost := rec == nil && len(states) > 0
 	rec, extra := adopt(rec, pod, states, a.c.MachineBoot)
+	if lost {
+		rec.Allocation = a.addressOf(uid)
+	}
 	if len(extra) > 0 {
 		a.group.Go(func() { a.discard(ctx, extra) })
 	}

@@ -159,7 +159,7 @@ func Role(p Paths) string {
 // what others put there, so that only this is taken away.
 var (
 	StateParts  = []string{"server", "node", "node.forgotten*", "wasm", "oci", "images", "volumes", "claims", "cni"}
-	RunParts    = []string{"agent.sock", "wasm", "oci", "volumes", "proxy", "ingress", ".new", "lock"}
+	RunParts    = []string{"addresses", "agent.sock", "wasm", "oci", "volumes", "proxy", "ingress", ".new", "lock"}
 	ConfigParts = []string{"join", "manifests", "admin.kubeconfig", "registries.yaml", "cni"}
 )
 

@@ -76,6 +76,9 @@ func Open(path string, seal *Seal, wait time.Duration, log *slog.Logger) (*Bolt,
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("open node database: %w", err)
 	}
+	if st, err := os.Stat(path); err == nil && st.Size() == 0 {
+		log.Warn("node database is empty, as after a power cut while it was made: pods are learnt again and running ones adopted", "path", path)
+	}
 	b, err := openSealed(path, seal, wait, log)
 	if err == nil || !errors.Is(err, ErrDamaged) {
 		return b, err

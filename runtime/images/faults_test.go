@@ -64,6 +64,32 @@ func TestEmptyBlobsAreFetchedAgain(t *testing.T) {
 	}
 }
 
+// TestADamagedImportIsNamed: where nobody has the image but who imported it, a
+// pull that fails says what to do; of one that never was imported it does not.
+func TestADamagedImportIsNamed(t *testing.T) {
+	needRoot(t)
+	h := newHub(t)
+	s := testStore(t)
+	m := makeImage(t, amd64(), gzipped, tarOf(t, file("x", "y")))
+	name := h.host + "/mine:1"
+	if _, err := s.Import(t.Context(), "", bytes.NewReader(ociLayout(t, name, m)), nil); err != nil {
+		t.Fatal(err)
+	}
+	p := testPuller(t, s, registry.Config{})
+	if _, err := p.Image(t.Context(), ask(name, "IfNotPresent"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(s.blobPath(m.manifest), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Image(t.Context(), ask(name, "IfNotPresent"), nil); err == nil || !contains(err, "import it again") {
+		t.Errorf("damaged: %v", err)
+	}
+	if _, err := p.Image(t.Context(), ask(h.host+"/never:1", "IfNotPresent"), nil); err == nil || contains(err, "import it again") {
+		t.Errorf("never imported: %v", err)
+	}
+}
+
 // TestPullsAreCappedInNumber: no more images than that are on their way at a
 // time, and each of them comes.
 func TestPullsAreCappedInNumber(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -113,9 +114,25 @@ func (p *Puller) find(ctx context.Context, req workload.ImageRequest, wasm bool,
 		p.s.used(ref.Name())
 		return p.allowed(ctx, req, ref, here) // a digest never means something else
 	case here == nil:
-		return p.pull(ctx, req, wasm, progress)
+		r, err := p.pull(ctx, req, wasm, progress)
+		return r, p.importAgain(ref, err)
 	}
 	return p.revalidate(ctx, req, ref, here, wasm, progress)
+}
+
+// importAgain says of a failed pull that there was no need for one: the image
+// had been imported, and part of it is lost.
+func (p *Puller) importAgain(ref Ref, err error) error {
+	var se *workload.StartError
+	if !errors.As(err, &se) {
+		return err
+	}
+	if rec, ok := p.s.readName(ref.Name()); !ok || !rec.Imported {
+		return err
+	}
+	said := *se
+	said.Hint = strings.TrimPrefix(said.Hint+"; ", "; ") + "it was imported on this node, and part of it is damaged or gone: import it again (dunlin import)"
+	return &said
 }
 
 // local is what the name means here, if everything of it is here.

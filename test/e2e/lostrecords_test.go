@@ -1,0 +1,69 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dunlin-project/dunlin/test/cluster"
+)
+
+// A node's database that is lost or damaged while its pods run costs them
+// nothing: both kinds keep process and address, and go on serving.
+func TestLostNodeDatabase(t *testing.T) {
+	cluster.NeedContainers(t)
+	c := cluster.New(t)
+	c.Import("hello.wasm", filepath.Join(cluster.Root(t), "bin", "examples", "hello.wasm"))
+	c.Apply(hello("1", 2) + "---\n" + helloService)
+	c.ImportBusybox("busybox:test", nil)
+	c.Apply(`apiVersion: v1
+kind: Pod
+metadata: {name: box, labels: {app: box}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:test
+    imagePullPolicy: Never
+    command: [sh, -c, "echo ok > /tmp/index.html; exec httpd -f -p 80 -h /tmp"]
+    readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
+`)
+	all := func() []corev1.Pod { return append(c.WaitReady("app=hello", 2), c.WaitReady("app=box", 1)...) }
+	was := map[string]string{}
+	of := func(p *corev1.Pod) string {
+		st := &p.Status.ContainerStatuses[0]
+		return fmt.Sprintf("%s at %s, restarted %d times", st.ContainerID, p.Status.PodIP, st.RestartCount)
+	}
+	for _, p := range all() {
+		was[p.Name] = of(&p)
+	}
+	db := filepath.Join(c.Dir, "state", "node", "node.db")
+	for name, damage := range map[string]func() error{
+		"empty":  func() error { return os.Truncate(db, 0) },
+		"halved": func() error { return os.Truncate(db, 20000) },
+		"gone":   func() error { return os.Remove(db) },
+	} {
+		c.Kill()
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		c.Eventually(60*time.Second, "the node tells of all again", func() error {
+			return c.NodeReady("e2e")
+		})
+		for _, p := range all() {
+			if now := of(&p); now != was[p.Name] {
+				t.Errorf("%s: %s is %s, was %s", name, p.Name, now, was[p.Name])
+			}
+			if _, err := get("http://" + p.Status.PodIP + map[string]string{"hello": ":8080/", "box": "/"}[p.Labels["app"]]); err != nil {
+				t.Errorf("%s: %s: %v", name, p.Name, err)
+			}
+		}
+	}
+}
