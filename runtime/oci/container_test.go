@@ -225,6 +225,31 @@ func TestMonitorKilled(t *testing.T) {
 	b.until("the end of the container", func() bool { return !process.Alive(p.PID, p.Start) })
 }
 
+// TestStateOfTheProgramIsDamaged: the OCI runtime can neither kill nor delete
+// what it cannot read; the container ends and goes all the same.
+func TestStateOfTheProgramIsDamaged(t *testing.T) {
+	b := newBench(t)
+	for name, damage := range map[string]int64{"empty": 0, "halved": 300} {
+		s := b.sh(name, "trap '' TERM; echo up; while :; do sleep 0.1; done")
+		b.start(s)
+		b.says(s, "up")
+		var p started
+		if err := readJSON(filepath.Join(b.folder(s.ID), startedFile), &p); err != nil {
+			t.Fatal(err)
+		}
+		state := filepath.Join(b.rootDir(), b.shortName(folderName(s.ID)))
+		if err := os.Truncate(filepath.Join(state, "state.json"), damage); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Remove(t.Context(), s.ID); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if process.Alive(p.PID, p.Start) || exists(state) || exists(b.folder(s.ID)) {
+			t.Errorf("%s: alive %v, state there %v, folder there %v", name, process.Alive(p.PID, p.Start), exists(state), exists(b.folder(s.ID)))
+		}
+	}
+}
+
 // TestCreatedAndLost: an agent died after the container was created and
 // before it was started: the next start makes it anew.
 func TestCreatedAndLost(t *testing.T) {

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -145,8 +146,8 @@ func (r *Runtime) remove(ctx context.Context, id workload.ID) error {
 		if !exists(program) {
 			program = r.cfg.Programs.Runtime
 		}
-		if out, err := command(ctx, program, r.rootDir(), "delete", "--force", rec.Name).CombinedOutput(); err != nil && exists(filepath.Join(r.rootDir(), rec.Name)) {
-			return fail(fmt.Errorf("%w: %s", err, lastLine(out)))
+		if err := r.deleteState(ctx, program, rec.Name, known); err != nil {
+			return fail(err)
 		}
 	}
 	if known {
@@ -168,6 +169,25 @@ func (r *Runtime) remove(ctx context.Context, id workload.ID) error {
 	}
 	r.watch.Forget(id)
 	return nil
+}
+
+// deleteState has the OCI runtime forget a container. One that cannot read its
+// own state can neither kill nor delete: then the state is removed here, since
+// the first process has ended (Remove), and what is left ends with the control
+// group, which only a record names.
+func (r *Runtime) deleteState(ctx context.Context, program, name string, recorded bool) error {
+	state := filepath.Join(r.rootDir(), name)
+	out, err := command(ctx, program, r.rootDir(), "delete", "--force", name).CombinedOutput()
+	if err == nil || !exists(state) {
+		return nil
+	}
+	for _, file := range []string{"state.json", "status"} { // runc's, crun's
+		if b, rerr := os.ReadFile(filepath.Join(state, file)); rerr == nil && !json.Valid(b) && recorded {
+			r.log.Warn("the OCI runtime cannot read its state of a container, which is removed without it", "container", name, "file", filepath.Join(state, file), "err", err)
+			return os.RemoveAll(state)
+		}
+	}
+	return fmt.Errorf("%w: %s", err, lastLine(out))
 }
 
 // signalNumber reads "SIGTERM", "TERM", "15" or "SIGRTMIN+3"; SIGTERM where
