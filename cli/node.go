@@ -312,7 +312,7 @@ func newNode(o nodeOptions, id *pki.NodeIdentity, k *gossip.Keeper, log *slog.Lo
 		Runtimes: p.runtimes(), Network: net, Volumes: vols,
 		Static:  static.New(filepath.Join(o.config, "manifests"), grant.NodeName),
 		Machine: machine, Eviction: evict, Contact: p.link.Contact,
-		Clock: p.floor, Logger: log.With("part", "node"), StateDir: filepath.Join(o.state, "node"), AddressDir: filepath.Join(o.run, "addresses"), MaxPods: o.maxPods, Labels: o.labels, Images: p.images, ImageGCHigh: o.images.high, ImageGCLow: o.images.low,
+		Clock: p.floor, Logger: log.With("part", "node"), StateDir: filepath.Join(o.state, "node"), AddressDir: filepath.Join(o.run, "addresses"), Cgroups: tree, MaxPods: o.maxPods, Labels: o.labels, Images: p.images, ImageGCHigh: o.images.high, ImageGCLow: o.images.low,
 		ImageList: hereImages{p.images}, ImageVolumes: p.images.puller,
 		Stalls: func(ctx context.Context, wake func()) error {
 			return node.WatchStalls(ctx, node.MemoryStalls, node.StallTrigger, wake)

@@ -104,7 +104,10 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 		if p, ok := w.rt.(workload.PodRemover); ok {
 			r.err = p.RemovePod(ctx, s.rec.UID)
 		}
-		r.err = errors.Join(r.err, w.a.c.Network.Teardown(ctx, s.rec.UID), w.a.forgetAddress(s.rec.UID))
+		// Before its address is another's.
+		if r.err = errors.Join(r.err, w.a.endLeft(ctx, s.rec.UID)); r.err == nil {
+			r.err = errors.Join(w.a.c.Network.Teardown(ctx, s.rec.UID), w.a.forgetAddress(s.rec.UID))
+		}
 	case actFinish:
 		r.err = os.RemoveAll(w.a.podLogs(s.rec.Namespace, s.rec.Name, s.rec.UID))
 	}

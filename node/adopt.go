@@ -177,8 +177,10 @@ func (a *Agent) sweep(ctx context.Context, keep map[string]bool) {
 		}
 		orphans = append(orphans, f...)
 	}
+	lost := a.unrecorded(keep, orphans)
 	a.group.Go(func() {
 		a.discard(ctx, orphans)
+		a.endUnrecorded(ctx, lost)
 		a.sweepFolders(ctx, keep)
 	})
 }

@@ -103,14 +103,16 @@ func (c *ctrState) note(warning bool, reason, message string) note {
 	return note{warning: warning, reason: reason, container: c.rec.Name, init: c.init, message: message}
 }
 
-func (s *podState) setAllocation(a *network.Allocation) {
-	s.rec.Allocation = a
-	s.rec.IPs = nil
+func (s *podState) setAllocation(a *network.Allocation) { allocate(&s.rec, a) }
+
+func allocate(rec *store.Pod, a *network.Allocation) {
+	rec.Allocation = a
+	rec.IPs = nil
 	for _, ip := range a.IPs {
-		s.rec.IPs = append(s.rec.IPs, ip.String())
+		rec.IPs = append(rec.IPs, ip.String())
 	}
-	if len(s.rec.IPs) == 0 && a.IP.IsValid() {
-		s.rec.IPs = []string{a.IP.String()}
+	if len(rec.IPs) == 0 && a.IP.IsValid() {
+		rec.IPs = []string{a.IP.String()}
 	}
 }
 

@@ -85,6 +85,9 @@ type Config struct {
 	// AddressDir keeps what pods were given of the network, until the machine's
 	// next boot; "": a pod whose record is lost gets another address.
 	AddressDir string
+	// Cgroups, when not nil, tells what runs in the control groups of pods and
+	// ends it: processes of which no run folder speaks any more.
+	Cgroups Cgroups
 	// MaxPods the node takes; 0 is 110.
 	MaxPods int
 	// Labels and taints that the node registers with.

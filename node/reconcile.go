@@ -184,7 +184,9 @@ func (a *Agent) start(ctx context.Context, wi wish) {
 	lost := rec == nil && len(states) > 0
 	rec, extra := adopt(rec, pod, states, a.c.MachineBoot)
 	if lost {
-		rec.Allocation = a.addressOf(uid)
+		if al := a.addressOf(uid); al != nil {
+			allocate(rec, al)
+		}
 	}
 	if len(extra) > 0 {
 		a.group.Go(func() { a.discard(ctx, extra) })

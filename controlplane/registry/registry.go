@@ -60,10 +60,10 @@ type Config struct {
 // method runs in the caller's. It keeps no state but the decoded-object
 // cache and whose turn it is, so any number of registries over one store agree.
 type Registry struct {
-	cfg   Config
-	codec *Codec
-	cache *cache
-	turns turns
+	cfg     Config
+	codec   *Codec
+	cache   *cache
+	writers writers
 }
 
 // New returns a Registry. It fails only on a configuration that cannot work.

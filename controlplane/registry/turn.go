@@ -22,11 +22,19 @@ func (t Turns) Do(ctx context.Context, f func(ctx context.Context)) {
 	f(context.WithValue(ctx, turnsKey{}, t))
 }
 
-// awaited proposes; the caller's place, if it has one, is another's meanwhile.
-func awaited(ctx context.Context, p state.Proposer, ops []state.Op) ([]state.Result, error) {
-	if t, ok := ctx.Value(turnsKey{}).(Turns); ok {
-		<-t
-		defer func() { t <- struct{}{} }()
+// leave gives the caller's place to another, if it has one, until back is
+// called.
+func leave(ctx context.Context) (back func()) {
+	t, ok := ctx.Value(turnsKey{}).(Turns)
+	if !ok {
+		return func() {}
 	}
+	<-t
+	return func() { t <- struct{}{} }
+}
+
+// awaited proposes; the caller's place is another's meanwhile.
+func awaited(ctx context.Context, p state.Proposer, ops []state.Op) ([]state.Result, error) {
+	defer leave(ctx)()
 	return p.Propose(ctx, ops)
 }

@@ -41,12 +41,12 @@ func (r *Registry) Update(ctx context.Context, gk schema.GroupKind, namespace, n
 		return r.tryUpdate(ctx, served, stored, rec, sub, mutate, o)
 	}
 	key := keyOf(stored, namespace, name)
-	if !r.turns.contended(key) {
+	if !r.writers.contended(key) {
 		if out, again, err := attempt(); !again {
 			return out, err
 		}
 	}
-	done, err := r.turns.take(ctx, key)
+	done, err := r.writers.take(ctx, key)
 	if err != nil {
 		return nil, proposeError(err)
 	}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -366,6 +368,23 @@ func (t *Tree) EndAttempts(ctx context.Context, p string) error {
 		}
 	}
 	return nil
+}
+
+// Busy says whether something runs in a group or below it.
+func (t *Tree) Busy(p string) bool { return len(t.processes(p)) > 0 }
+
+// Inside are the groups right below p in which something runs, by name.
+func (t *Tree) Inside(p string) []string {
+	names := map[string]bool{}
+	for _, at := range t.all {
+		below, _ := os.ReadDir(filepath.Join(at, t.cfg.Name, p)) // one that is not there has none
+		for _, d := range below {
+			if d.IsDir() && !names[d.Name()] && t.Busy(path.Join(p, d.Name())) {
+				names[d.Name()] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 // processes are those of a group and below, on any hierarchy; not this one.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -66,4 +67,43 @@ spec:
 			}
 		}
 	}
+}
+
+// A guest whose pod was deleted while its agent was away ends when the agent is
+// back, though the run folder that spoke of it is gone.
+func TestGuestsWithoutRecords(t *testing.T) {
+	f := newFleet(t, 1)
+	a := f.agents[0]
+	f.Apply(`apiVersion: v1
+kind: Pod
+metadata: {name: left, labels: {app: left}}
+spec:
+  runtimeClassName: wasm
+  nodeName: n1
+  containers: [{name: main, image: sleep.wasm}]
+`)
+	f.WaitReady("app=left", 1)
+	var pid int
+	for _, pid = range a.HostPIDs() {
+		break
+	}
+	if pid == 0 {
+		t.Fatal("no guest")
+	}
+	a.Stop(syscall.SIGKILL)
+	f.Run("delete", "pod", "left", "--force", "--grace-period=0")
+	if err := os.RemoveAll(filepath.Join(a.Dir, "run", "wasm")); err != nil {
+		t.Fatal(err)
+	}
+	if syscall.Kill(pid, 0) != nil {
+		t.Fatal("the guest ended with its agent")
+	}
+	a.Start()
+	f.ready()
+	f.Eventually(30*time.Second, "the guest is ended", func() error {
+		if syscall.Kill(pid, 0) == nil {
+			return fmt.Errorf("process %d runs", pid)
+		}
+		return nil
+	})
 }
