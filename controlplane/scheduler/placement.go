@@ -106,6 +106,8 @@ func Explain(store registry.Store, profiles []*Profile, pod *corev1.Pod, sees fu
 			gates = append(gates, g.Name)
 		}
 		out.Message = "Scheduling is blocked due to non-empty scheduling gates: " + strings.Join(gates, ", ")
+	case pod.Spec.NodeName != "" && !slices.ContainsFunc(out.Nodes, func(n NodePlacement) bool { return n.Name == pod.Spec.NodeName }):
+		out.Message = fmt.Sprintf("The pod's spec.nodeName is %s, and there is no such node; %d of %d nodes could take it.", pod.Spec.NodeName, fit, len(out.Nodes))
 	case pod.Spec.NodeName != "":
 		out.Message = fmt.Sprintf("The pod is on node %s; %d of %d nodes could take it.", pod.Spec.NodeName, fit, len(out.Nodes))
 	case fit == 0:

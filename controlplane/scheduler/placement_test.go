@@ -66,6 +66,11 @@ func TestExplainNamesNodesFiltersAndHolders(t *testing.T) {
 	if by := p.Nodes[0].Filters[5].Figures[1].HeldBy; len(by) != 1 || by[0] != "4 others" {
 		t.Errorf("held by %v", by)
 	}
+	w.Create(pod("astray", on("nowhere")))
+	p, err = Explain(w.Store, nil, get(w, "astray"), func(string) bool { return true })
+	if err != nil || p.Message != "The pod's spec.nodeName is nowhere, and there is no such node; 2 of 3 nodes could take it." {
+		t.Errorf("%+v, %v", p, err)
+	}
 	// A pod that runs is not in its own way.
 	p, err = Explain(w.Store, nil, get(w, "a"), func(string) bool { return true })
 	if err != nil || !p.Nodes[0].Fits || p.Message != "The pod is on node busy; 2 of 3 nodes could take it." {

@@ -371,6 +371,7 @@ func (k *kubectl) change(old bool) {
 	k.ok("uncordon", "e2e")
 	if !old {
 		k.has(w("ey"), "create", "token", "robot")
+		k.fails(`no matches for kind "Deploymnt" in version "apps/v1"`, "apply", "-f", k.file("apiVersion: apps/v1\nkind: Deploymnt\nmetadata: {name: m}\n"))
 		k.fails("unknown field", "create", "--validate=strict", "-f", k.file("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndta: {}\n"))
 	}
 }
