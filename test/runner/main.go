@@ -191,16 +191,17 @@ type cycle struct {
 
 func (c cycle) String() string { return fmt.Sprintf("%s %d", c.test, c.n) }
 
-// inside makes the namespaces' own network and runs the test there. The shell
-// stays as the first process, which takes care of orphans.
-const inside = `mount -t tmpfs tmpfs /run/netns && ip link set lo up && "$@"; exit $?`
+// inside makes the namespaces' own network and /run and runs the test there.
+// All of /run: a mount on /run/netns alone is detached when a test beside it,
+// which has the host's, takes that folder away as it found it. The shell stays
+// as the first process, which takes care of orphans.
+const inside = `mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/netns /run/lock && ip link set lo up && "$@"; exit $?`
 
 var apart = []string{"unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"}
 
 // canPart says whether cycles can have namespaces of their own.
 func canPart(ctx context.Context) bool {
-	return os.MkdirAll("/run/netns", 0o755) == nil &&
-		exec.CommandContext(ctx, apart[0], append(apart[1:], "bash", "-c", inside, "try", "true")...).Run() == nil
+	return exec.CommandContext(ctx, apart[0], append(apart[1:], "bash", "-c", inside, "try", "true")...).Run() == nil
 }
 
 // base is where a cycle's logs are: a file of this name with .log, what the
