@@ -242,5 +242,5 @@ func crashed(c *ctrState, e *store.Exit) note {
 	if e.Reason == "OOMKilled" {
 		return c.note(true, "OOMKilled", "Container was killed: "+e.Message)
 	}
-	return c.note(true, "BackOff", fmt.Sprintf("Container ended (%s, exit code %d): %s", e.Reason, e.Code, e.Message))
+	return c.note(true, "BackOff", strings.TrimSuffix(fmt.Sprintf("Container ended (%s, exit code %d): %s", e.Reason, e.Code, e.Message), ": "))
 }

@@ -58,6 +58,7 @@ const (
 	faultTimeout
 	faultBusy
 	faultBody
+	faultBroken
 	faultSource
 	faultConnections
 	faultsAll
@@ -66,7 +67,7 @@ const (
 // faults are their names in figures.
 var faults = [faultsAll]string{
 	faultRoute: "no-rule", faultMisdirected: "misdirected", faultEndpoint: "no-endpoint", faultDial: "unreachable", faultBackend: "backend",
-	faultTimeout: "timeout", faultBusy: "busy", faultBody: "slow-body", faultSource: "connections-of-source", faultConnections: "connections",
+	faultTimeout: "timeout", faultBusy: "busy", faultBody: "slow-body", faultBroken: "bad-body", faultSource: "connections-of-source", faultConnections: "connections",
 }
 
 // counters are what there is to tell.

@@ -100,12 +100,15 @@ func (e *engine) refuse(w http.ResponseWriter, f fault, status int, why string) 
 // nothing was answered yet.
 func (e *engine) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var slow *slowBody
+	var broken *brokenBody
 	var late *lateAnswer
 	var unreachable *dialError
 	answer, _ := w.(*response)
 	switch {
 	case errors.As(err, &slow), r.Context().Err() != nil && answer != nil && answer.late():
 		e.refuse(w, faultBody, http.StatusRequestTimeout, "the request's body did not arrive in time")
+	case errors.As(err, &broken) && r.Context().Err() == nil:
+		e.refuse(w, faultBroken, http.StatusBadRequest, "the request's body cannot be read")
 	case errors.As(err, &late):
 		e.refuse(w, faultTimeout, http.StatusGatewayTimeout, "the service did not answer within "+time.Duration(*late).String())
 	case errors.Is(err, errNoEndpoint):
@@ -226,6 +229,12 @@ type slowBody struct{ error }
 // Unwrap gives what the connection said.
 func (s *slowBody) Unwrap() error { return s.error }
 
+// brokenBody is one that is no body, such as chunks of a wrong form.
+type brokenBody struct{ error }
+
+// Unwrap gives what was wrong.
+func (b *brokenBody) Unwrap() error { return b.error }
+
 // body is a request's, each piece of which has to come in time.
 type body struct {
 	io.ReadCloser
@@ -263,6 +272,8 @@ func (b *body) Read(p []byte) (int, error) {
 	var t net.Error
 	if err != nil && errors.As(err, &t) && t.Timeout() {
 		b.slow, err = true, &slowBody{err}
+	} else if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // that one's client is gone
+		err = &brokenBody{err}
 	}
 	return n, err
 }

@@ -111,7 +111,11 @@ func unshareNamed() error {
 		return nil
 	}
 	// Detached, since the lock is a file of the mount.
-	if err := unix.Unmount(namedDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+	err = unix.Unmount(namedDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EINVAL) {
+		return nil // the mount that is listed lies hidden below another one on /run
+	}
+	if err != nil {
 		return fmt.Errorf("unmount %s: %w", namedDir, err)
 	}
 	_ = os.Remove(namedDir) // not empty: somebody put files below the mount

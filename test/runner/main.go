@@ -195,7 +195,7 @@ func (c cycle) String() string { return fmt.Sprintf("%s %d", c.test, c.n) }
 // All of /run: a mount on /run/netns alone is detached when a test beside it,
 // which has the host's, takes that folder away as it found it. The shell stays
 // as the first process, which takes care of orphans.
-const inside = `mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/netns /run/lock && ip link set lo up && "$@"; exit $?`
+const inside = `{ umount -l /run/netns 2>/dev/null || true; } && mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/netns /run/lock && ip link set lo up && "$@"; exit $?`
 
 var apart = []string{"unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"}
 
