@@ -93,7 +93,7 @@ func (n *Namespaced) SetCIDRs(cidrs []string) error {
 	for i := 0; same && i < len(prefixes); i++ {
 		same = n.ranges[i].prefix == prefixes[i]
 	}
-	if _, err := os.Stat(n.Path()); err == nil && same && n.ready {
+	if same && n.ready {
 		return nil
 	}
 	if !same {
@@ -116,11 +116,7 @@ func (n *Namespaced) SetCIDRs(cidrs []string) error {
 // be, from any half-done state.
 func (n *Namespaced) ensure() error {
 	if _, err := os.Stat(n.Path()); err != nil {
-		again, err := n.rebind()
-		if err == nil && !again {
-			err = createNamed(n.name)
-		}
-		if err != nil {
+		if err := createNamed(n.name); err != nil {
 			return err
 		}
 	}
@@ -377,9 +373,6 @@ func (n *Namespaced) Listen(ctx context.Context, a *Allocation, containerPort, h
 			files = nil
 		}
 	}()
-	if err := n.heal(); err != nil {
-		return nil, err
-	}
 	ips := a.IPs
 	if len(ips) == 0 {
 		ips = []netip.Addr{a.IP}

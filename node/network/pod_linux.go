@@ -94,8 +94,8 @@ func (n *Namespaced) allocate(podUID string, previous *Allocation) (Allocation, 
 	if len(n.ranges) == 0 {
 		return Allocation{}, ErrNoRange
 	}
-	if _, err := os.Stat(n.Path()); err != nil || !n.ready {
-		// It failed before, or lost its name; the pod that waits for it shows why.
+	if !n.ready {
+		// It failed before; the pod that waits for it shows why.
 		if err := n.ensure(); err != nil {
 			return Allocation{}, fmt.Errorf("set up network namespace %s: %w", n.name, err)
 		}
