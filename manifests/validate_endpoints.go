@@ -19,6 +19,7 @@ const (
 )
 
 func (p *problems) endpoints(e, old *corev1.Endpoints) {
+	p.weights(e.Annotations) // the slices that mirror them have them too
 	if old != nil && equality.Semantic.DeepEqual(e.Subsets, old.Subsets) {
 		return
 	}
@@ -63,11 +64,7 @@ func (p *problems) endpointAddress(at *field.Path, a *corev1.EndpointAddress) {
 func (p *problems) endpointSlice(s, old *discoveryv1.EndpointSlice) {
 	oneOf(p, field.NewPath("addressType"), s.AddressType, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 	p.slicePorts(field.NewPath("ports"), s.Ports)
-	if v := s.Annotations[AnnotationWeights]; v != "" {
-		if _, err := ParseWeights(v); err != nil {
-			p.invalid(metadataPath.Child("annotations").Key(AnnotationWeights), v, err.Error())
-		}
-	}
+	p.weights(s.Annotations)
 	at := field.NewPath("endpoints")
 	if old != nil && equality.Semantic.DeepEqual(s.Endpoints, old.Endpoints) {
 		return
@@ -179,4 +176,12 @@ func (p *problems) sliceAddress(at *field.Path, i int, a string, kind discoveryv
 		p.invalid(at, a, "must be an "+string(kind)+" address")
 	}
 	p.endpointIP(at.Index(i), a)
+}
+
+// weights checks AnnotationWeights.
+func (p *problems) weights(annotations map[string]string) {
+	v := annotations[AnnotationWeights]
+	if _, err := ParseWeights(v); err != nil {
+		p.invalid(metadataPath.Child("annotations").Key(AnnotationWeights), v, err.Error())
+	}
 }

@@ -47,6 +47,11 @@ func TestWeightsAreChecked(t *testing.T) {
 		s.Annotations = map[string]string{AnnotationWeights: value}
 		p.endpointSlice(s, nil)
 		check(t, p, AnnotationWeights, wrong)
+		p = &problems{}
+		e := &corev1.Endpoints{}
+		e.Annotations = s.Annotations
+		p.endpoints(e, e)
+		check(t, p, AnnotationWeights, wrong)
 	}
 }
 

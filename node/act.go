@@ -76,7 +76,7 @@ func (w *worker) do(ctx, hook context.Context, a action, s *podState, paths map[
 		al, r.err = w.a.setupNetwork(ctx, s, w.rt)
 		r.alloc = &al
 		if r.err == nil {
-			r.err = w.a.noteAddress(s.rec.UID, al)
+			w.a.noteAddress(s.rec.UID, al)
 		}
 	case actPrepare:
 		if r.image, r.err = w.prepare(ctx, s, &s.ctrs[a.ctr]); ctx.Err() == nil {
@@ -253,9 +253,7 @@ func closeListeners(ls []workload.Listener) {
 // noteAllocation has the worker make chosen ports durable before a guest
 // listens on them.
 func (w *worker) noteAllocation(a action, al *network.Allocation) error {
-	if err := w.a.noteAddress(w.uid, *al); err != nil {
-		return err
-	}
+	w.a.noteAddress(w.uid, *al)
 	noted := make(chan error, 1)
 	select {
 	case w.results <- result{kind: actStart, ctr: a.ctr, id: a.id, alloc: al, noted: noted}:

@@ -22,20 +22,22 @@ import (
 
 func (a *Agent) addressFile(uid string) string { return filepath.Join(a.c.AddressDir, uid) }
 
-// noteAddress notes a pod's allocation.
-func (a *Agent) noteAddress(uid string, al network.Allocation) error {
+// noteAddress notes a pod's allocation. That it cannot, on a full disk without a
+// tmpfs, costs no pod its start: the database has it as well.
+func (a *Agent) noteAddress(uid string, al network.Allocation) {
 	if a.c.AddressDir == "" || !workload.IsUID(uid) {
-		return nil
+		return
 	}
 	b, err := cbor.Marshal(al)
+	if err == nil {
+		err = os.MkdirAll(a.c.AddressDir, 0o700)
+	}
+	if err == nil {
+		err = atomicfile.Write(a.addressFile(uid), b, 0o600)
+	}
 	if err != nil {
-		return fmt.Errorf("note the address of pod %s: %w", uid, err)
+		a.log.Warn("a pod's address is in the node's database alone", "uid", uid, "err", err)
 	}
-	file := a.addressFile(uid)
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return fmt.Errorf("note the address of pod %s: %w", uid, err)
-	}
-	return atomicfile.Write(file, b, 0o600)
 }
 
 // addressOf is what noteAddress noted; nil is nothing.
@@ -82,6 +84,28 @@ func (a *Agent) keepAddresses(ctx context.Context, known map[string]*store.Pod) 
 		a.log.Warn("a pod runs that the node's database does not know: it keeps its address", "uid", uid, "address", al.IP)
 		if err := a.takeAgain(ctx, &store.Pod{UID: uid, Allocation: al}); err != nil {
 			a.log.Warn("a pod's address cannot be taken again", "uid", uid, "err", err)
+		}
+	}
+}
+
+// releaseAddresses gives back what pods have that are not here any more: those
+// that kept an address (keepAddresses) and turned out to be no pods of this
+// node, and what an agent that was killed had not forgotten yet.
+func (a *Agent) releaseAddresses(ctx context.Context, keep map[string]bool) {
+	if a.c.AddressDir == "" {
+		return
+	}
+	entries, err := os.ReadDir(a.c.AddressDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		a.log.Warn("addresses of pods cannot be listed", "err", err)
+	}
+	for _, e := range entries {
+		uid := e.Name()
+		if !workload.IsUID(uid) || keep[uid] || a.isKnown(uid) || ctx.Err() != nil {
+			continue
+		}
+		if err := errors.Join(a.c.Network.Teardown(ctx, uid), a.forgetAddress(uid)); err != nil {
+			a.log.Warn("the address of a pod that is gone cannot be given back", "uid", uid, "err", err)
 		}
 	}
 }

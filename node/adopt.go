@@ -181,6 +181,7 @@ func (a *Agent) sweep(ctx context.Context, keep map[string]bool) {
 	a.group.Go(func() {
 		a.discard(ctx, orphans)
 		a.endUnrecorded(ctx, lost)
+		a.releaseAddresses(ctx, keep)
 		a.sweepFolders(ctx, keep)
 	})
 }

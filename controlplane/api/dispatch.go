@@ -57,7 +57,7 @@ func (s *Server) listNoCRDs(rq *request) error {
 	rq.w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	_, err := fmt.Fprintf(rq.w, `{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","metadata":{"resourceVersion":"%d"},"items":[]}`+"\n",
 		s.cfg.Registry.ReaderFor(schema.GroupKind{Kind: "Namespace"}, "").Snapshot().ResourceVersion())
-	return err
+	return ignoreWrite(err)
 }
 
 // pathName is the name in the path; info.name may come from a selector.
