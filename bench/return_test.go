@@ -227,83 +227,136 @@ func paced(t *testing.T, cl *client.Client, f func()) (reads, writes time.Durati
 	return reads, writes, n
 }
 
+// fleetReturn is the fleet of TestReturn, its pods Ready, with what was true
+// before the cut.
+type fleetReturn struct {
+	t          *testing.T
+	c          *cluster.Cluster
+	cl         *client.Client
+	a          *agents
+	away, stay int
+	nodes      *mirror[corev1.Node]
+	pods       *mirror[corev1.Pod]
+	all, gone  int // pods, and those of them on nodes that are to be cut off
+
+	stays  map[string]bool   // nodes that are not cut off
+	places map[string]string // a pod's node, by UID
+
+	quietReads, quietWrites time.Duration
+	quietLate               int
+}
+
+func newFleetReturn(t *testing.T, away, stay, each int) *fleetReturn {
+	t.Helper()
+	r := &fleetReturn{t: t, away: away, stay: stay, all: (away + stay) * each, stays: map[string]bool{}, places: map[string]string{}}
+	nodes := away + stay
+	r.c = cluster.NewControlPlane(t, "--pod-cidr", "10.128.0.0/9", "--pprof")
+	r.cl = admin(t, r.c.Kubeconfig())
+	r.a = startAgents(t, away, stay, strings.TrimSpace(r.c.Run("token", "create", "--uses", strconv.Itoa(nodes))))
+	slowly(t, "agents join", func() (bool, string) { n := r.a.counts(); return n.Joined == nodes, fmt.Sprintf("%+v", n) })
+	r.nodes = follow(t, r.cl, "/api/v1/nodes", func(n *corev1.Node) string { return n.Name })
+	slowly(t, "nodes are Ready", func() (bool, string) { n := r.nodes.count(nodeReady); return n == nodes, fmt.Sprint(n) })
+	r.c.Apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: beside}\n---\n" + spread(sleepers(r.all)))
+	r.pods = follow(t, r.cl, "/api/v1/namespaces/default/pods", func(p *corev1.Pod) string { return string(p.UID) })
+	slowly(t, "pods are Ready", func() (bool, string) { n := r.pods.count(cluster.Ready); return n == r.all, fmt.Sprint(n) })
+
+	r.nodes.count(func(n *corev1.Node) bool { r.stays[n.Name] = n.Labels["bench/stays"] == "true"; return false })
+	r.gone = r.pods.count(func(p *corev1.Pod) bool {
+		r.places[string(p.UID)] = p.Spec.NodeName
+		return !r.stays[p.Spec.NodeName]
+	})
+	wait(t, 30*time.Second) // the load of all that is over
+	from := r.a.counts()
+	r.quietReads, r.quietWrites, _ = paced(t, r.cl, func() { wait(t, 20*time.Second) })
+	r.quietLate = r.a.counts().Late - from.Late
+	return r
+}
+
+// cut cuts the agents off until each of their pods has ended twice and runs
+// again, and the cluster knows that they are away.
+func (r *fleetReturn) cut() {
+	r.t.Helper()
+	r.a.tell("cut")
+	for i, pause := range []time.Duration{10 * time.Second, 15 * time.Second} {
+		wait(r.t, pause)
+		r.a.tell("end")
+		want := r.all + (i+1)*r.gone
+		slowly(r.t, "what ended runs again", func() (bool, string) { n := r.a.counts(); return n.Starts == want, fmt.Sprintf("%+v", n) })
+	}
+	slowly(r.t, "the cluster has noticed", func() (bool, string) { n := r.nodes.count(nodeReady); return n == r.stay, fmt.Sprint(n) })
+	wait(r.t, 10*time.Second)
+}
+
+// backIn is how long after the return every node was Ready, every status told,
+// and every event that waited said.
+type backIn struct{ ready, told, said time.Duration }
+
+func (r *fleetReturn) back() (b backIn) {
+	r.t.Helper()
+	start := time.Now()
+	r.a.tell("return")
+	profiled(r.t, r.cl)
+	slowly(r.t, "everything is back", func() (bool, string) {
+		nodes := r.nodes.count(nodeReady)
+		pods := r.pods.count(func(p *corev1.Pod) bool {
+			return cluster.Ready(p) && (r.stays[p.Spec.NodeName] || restarts(p) == 2)
+		})
+		now := r.a.counts()
+		if b.ready == 0 && nodes == r.away+r.stay {
+			b.ready = time.Since(start)
+		}
+		if b.told == 0 && pods == r.all {
+			b.told = time.Since(start)
+		}
+		if b.ready > 0 && b.told > 0 && now.Connected == r.away && now.Events == 0 {
+			b.said = time.Since(start)
+		}
+		return b.said > 0, fmt.Sprintf("%d nodes, %d pods, %+v", nodes, pods, now)
+	})
+	wait(r.t, max(10*time.Second-time.Since(start), 0))
+	return b
+}
+
+func (r *fleetReturn) moved() int {
+	return len(r.places) - r.pods.count(func(p *corev1.Pod) bool { return r.places[string(p.UID)] == p.Spec.NodeName })
+}
+
 // TestReturn cuts 300 agents off for a while, in which each of their pods ends
 // twice and is started again, and lets all of them return within one second:
 // what does that cost them and the others?
 func TestReturn(t *testing.T) {
-	away, stay, each := size("DUNLIN_BENCH_RETURN", 300), 20, size("DUNLIN_BENCH_RETURN_PODS", 10)
-	nodes, pods := away+stay, (away+stay)*each
-	c := cluster.NewControlPlane(t, "--pod-cidr", "10.128.0.0/9", "--pprof")
-	cl, pid := admin(t, c.Kubeconfig()), c.Cmd.Process.Pid
-	a := startAgents(t, away, stay, strings.TrimSpace(c.Run("token", "create", "--uses", strconv.Itoa(nodes))))
-	slowly(t, "agents join", func() (bool, string) { n := a.counts(); return n.Joined == nodes, fmt.Sprintf("%+v", n) })
-	nm := follow(t, cl, "/api/v1/nodes", func(n *corev1.Node) string { return n.Name })
-	slowly(t, "nodes are Ready", func() (bool, string) { n := nm.count(nodeReady); return n == nodes, fmt.Sprint(n) })
-	c.Apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: beside}\n---\n" + spread(sleepers(pods)))
-	pm := follow(t, cl, "/api/v1/namespaces/default/pods", func(p *corev1.Pod) string { return string(p.UID) })
-	slowly(t, "pods are Ready", func() (bool, string) { n := pm.count(cluster.Ready); return n == pods, fmt.Sprint(n) })
-
-	stays := map[string]bool{}
-	nm.count(func(n *corev1.Node) bool { stays[n.Name] = n.Labels["bench/stays"] == "true"; return false })
-	places := map[string]string{}
-	gone := pm.count(func(p *corev1.Pod) bool { places[string(p.UID)] = p.Spec.NodeName; return !stays[p.Spec.NodeName] })
-	wait(t, 30*time.Second) // the load of all that is over
-	quietFrom := a.counts()
-	quietReads, quietWrites, _ := paced(t, cl, func() { wait(t, 20*time.Second) })
-	quietLate := a.counts().Late - quietFrom.Late
-
+	r := newFleetReturn(t, size("DUNLIN_BENCH_RETURN", 300), 20, size("DUNLIN_BENCH_RETURN_PODS", 10))
 	cut := time.Now()
-	a.tell("cut")
-	for i, pause := range []time.Duration{10 * time.Second, 15 * time.Second} {
-		wait(t, pause)
-		a.tell("end")
-		want := pods + (i+1)*gone
-		slowly(t, "what ended runs again", func() (bool, string) { n := a.counts(); return n.Starts == want, fmt.Sprintf("%+v", n) })
-	}
-	slowly(t, "the cluster has noticed", func() (bool, string) { n := nm.count(nodeReady); return n == stay, fmt.Sprint(n) })
-	wait(t, 10*time.Second)
-	before, fig, cpu, theirs := a.counts(), figures(t, cl), cpuSeconds(t, pid), cpuSeconds(t, a.cmd.Process.Pid)
+	r.cut()
+	pid, agentsPID := r.c.Cmd.Process.Pid, r.a.cmd.Process.Pid
+	before, fig, cpu, theirs := r.a.counts(), figures(t, r.cl), cpuSeconds(t, pid), cpuSeconds(t, agentsPID)
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0) // the highest RSS counts from now
 	rss := statusKB(t, pid, "VmRSS")
 	length := time.Since(cut)
 
+	var b backIn
 	start := time.Now()
-	var ready, told, said time.Duration
-	reads, writes, n := paced(t, cl, func() {
-		a.tell("return")
-		profiled(t, cl)
-		slowly(t, "everything is back", func() (bool, string) {
-			nodesReady := nm.count(nodeReady)
-			podsTold := pm.count(func(p *corev1.Pod) bool { return cluster.Ready(p) && (stays[p.Spec.NodeName] || restarts(p) == 2) })
-			now := a.counts()
-			if ready == 0 && nodesReady == nodes {
-				ready = time.Since(start)
-			}
-			if told == 0 && podsTold == pods {
-				told = time.Since(start)
-			}
-			if ready > 0 && told > 0 && now.Connected == away && now.Events == 0 {
-				said = time.Since(start)
-			}
-			return said > 0, fmt.Sprintf("%d nodes, %d pods, %+v", nodesReady, podsTold, now)
-		})
-		wait(t, max(10*time.Second-time.Since(start), 0))
-	})
+	reads, writes, n := paced(t, r.cl, func() { b = r.back() })
 	took := time.Since(start)
-	after, end := a.counts(), figures(t, cl)
-	cpu, theirs = cpuSeconds(t, pid)-cpu, cpuSeconds(t, a.cmd.Process.Pid)-theirs
-	moved := len(places) - pm.count(func(p *corev1.Pod) bool { return places[string(p.UID)] == p.Spec.NodeName })
-	expired := after.Silent
-	entries, proposals := end["dunlin_raft_entries_total"]-fig["dunlin_raft_entries_total"], end["dunlin_raft_proposals_total"]-fig["dunlin_raft_proposals_total"]
-	sync := end["dunlin_disk_sync_p99_seconds"] * 1000
-	commit := (end["dunlin_raft_commit_seconds_sum"] - fig["dunlin_raft_commit_seconds_sum"]) / max(end["dunlin_raft_commit_seconds_count"]-fig["dunlin_raft_commit_seconds_count"], 1) * 1000
+
+	after, end := r.a.counts(), figures(t, r.cl)
+	cpu, theirs = cpuSeconds(t, pid)-cpu, cpuSeconds(t, agentsPID)-theirs
+	grown := func(name string) float64 { return end[name] - fig[name] }
+	commit := grown("dunlin_raft_commit_seconds_sum") / max(grown("dunlin_raft_commit_seconds_count"), 1) * 1000
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1000 }
-	what := fmt.Sprintf("%d agents, cut off for %.0f s, return within 1 s, %d pods with two restarts each", away, length.Seconds(), gone)
-	row(what, "(none)", fmt.Sprintf("Ready %.1f s, statuses %.1f s, events %.1f s", ready.Seconds(), told.Seconds(), said.Seconds()), noTarget,
-		fmt.Sprintf("%.0f Raft entries for %.0f proposals (%d are the client's), %.0f ms each, fsync p99 %.0f ms; %.1f CPU-seconds in %.0f s, the agents %.1f; RSS %d MiB before, highest %d", entries, proposals, n, commit, sync, cpu, took.Seconds(), theirs, rss/1024, statusKB(t, pid, "VmHWM")/1024))
-	row("the same: pods moved or started again", "0", fmt.Sprintf("%d moved, %d started", moved, after.Starts-before.Starts), held(moved == 0 && after.Starts == before.Starts), fmt.Sprintf("events that waited: %d; started last: %s", before.Events, after.Last))
-	row(fmt.Sprintf("the same: %d agents that stayed", stay), "no lease lost", fmt.Sprintf("%d renewals late, %d leases lost", after.Late-before.Late, expired), held(expired == 0), fmt.Sprintf("late in 20 quiet seconds: %d", quietLate))
-	row("the same: p99 of another client's reads and writes", "(none)", fmt.Sprintf("%.1f and %.1f ms, quiet %.1f and %.1f", ms(reads), ms(writes), ms(quietReads), ms(quietWrites)), noTarget, fmt.Sprintf("%d of each; the agents share the cores", n))
+	moved, started := r.moved(), after.Starts-before.Starts
+
+	what := fmt.Sprintf("%d agents, cut off for %.0f s, return within 1 s, %d pods with two restarts each", r.away, length.Seconds(), r.gone)
+	row(what, "(none)", fmt.Sprintf("Ready %.1f s, statuses %.1f s, events %.1f s", b.ready.Seconds(), b.told.Seconds(), b.said.Seconds()), noTarget,
+		fmt.Sprintf("%.0f Raft entries for %.0f proposals (%d are the client's), %.0f ms each, fsync p99 %.0f ms; %.1f CPU-seconds in %.0f s, the agents %.1f; RSS %d MiB before, highest %d",
+			grown("dunlin_raft_entries_total"), grown("dunlin_raft_proposals_total"), n, commit, end["dunlin_disk_sync_p99_seconds"]*1000,
+			cpu, took.Seconds(), theirs, rss/1024, statusKB(t, pid, "VmHWM")/1024))
+	row("the same: pods moved or started again", "0", fmt.Sprintf("%d moved, %d started", moved, started), held(moved == 0 && started == 0),
+		fmt.Sprintf("events that waited: %d; started last: %s", before.Events, after.Last))
+	row(fmt.Sprintf("the same: %d agents that stayed", r.stay), "no lease lost", fmt.Sprintf("%d renewals late, %d leases lost", after.Late-before.Late, after.Silent),
+		held(after.Silent == 0), fmt.Sprintf("late in 20 quiet seconds: %d", r.quietLate))
+	row("the same: p99 of another client's reads and writes", "(none)", fmt.Sprintf("%.1f and %.1f ms, quiet %.1f and %.1f", ms(reads), ms(writes), ms(r.quietReads), ms(r.quietWrites)),
+		noTarget, fmt.Sprintf("%d of each; the agents share the cores", n))
 }
 
 // profiled keeps profiles of the server from now on, where a folder is named.

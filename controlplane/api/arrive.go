@@ -22,11 +22,23 @@ func (s *Server) catchUp(rq *request) error {
 	}
 	ctx, cancel := context.WithTimeout(rq.Context(), 5*time.Second)
 	defer cancel()
-	if err := s.cfg.Proposer.Barrier(ctx); err != nil {
+	if err := s.readState(ctx); err != nil {
 		s.cfg.Log.Debug("api request before the state is there", "path", rq.URL.Path, "err", err)
 		e := apierrors.NewServiceUnavailable("this server has just started and has not read the cluster's state yet: " + err.Error())
 		e.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 		return e
+	}
+	return nil
+}
+
+// readState waits, once since the start, until all that the leader has
+// committed is read.
+func (s *Server) readState(ctx context.Context) error {
+	if s.caughtUp.Load() {
+		return nil
+	}
+	if err := s.cfg.Proposer.Barrier(ctx); err != nil {
+		return err
 	}
 	s.caughtUp.Store(true)
 	return nil

@@ -43,13 +43,9 @@ func (s *Server) checks(endpoint string) []HealthCheck {
 // stateCheck fails while this server has not read the cluster's state since it
 // was started, which requests for objects wait for.
 func (s *Server) stateCheck(ctx context.Context) error {
-	if s.caughtUp.Load() {
-		return nil
-	}
-	if err := s.cfg.Proposer.Barrier(ctx); err != nil {
+	if err := s.readState(ctx); err != nil {
 		return fmt.Errorf("the cluster's state has not been read yet: %w", err)
 	}
-	s.caughtUp.Store(true)
 	return nil
 }
 
