@@ -19,6 +19,9 @@ type limiter struct {
 	// identity's never take more than half of them, since what else arrives is
 	// not even looked at while all are busy.
 	lists *slots
+	// watches that send: a write wakes all that see it, and as many as stood in
+	// line for the processors before whatever arrives next.
+	sends *slots
 }
 
 // maxLarge is how many large bodies are worked on at the same time.
@@ -26,8 +29,12 @@ const maxLarge = 4
 
 func newLimiter(short, long int) *limiter {
 	return &limiter{short: newSlots(short, 4*short), long: newSlots(long, 0), large: newSlots(maxLarge, short),
-		lists: newLists(runtime.GOMAXPROCS(0))}
+		lists: newLists(runtime.GOMAXPROCS(0)), sends: newSlots(sendsPerProc*runtime.GOMAXPROCS(0), math.MaxInt)}
 }
+
+// sendsPerProc is how many watches may send at once for each processor: most
+// of the time of the slow ones, which are told by slowEvent, is none of it.
+const sendsPerProc = 8
 
 // newLists has a place for each processor, and half of them for one identity.
 // What waits is bounded by the requests that run.

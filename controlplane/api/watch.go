@@ -41,6 +41,7 @@ func (s *Server) watch(rq *request) error {
 	ctx, cancel := context.WithTimeout(rq.Context(), d)
 	defer cancel()
 	w := &watchStream{s: s, rq: rq, at: at, q: q, rc: http.NewResponseController(rq.w)}
+	defer func() { w.turn.leave() }()
 	return w.run(ctx)
 }
 
@@ -53,6 +54,8 @@ type watchStream struct {
 	rc   *http.ResponseController
 	buf  []byte
 	rows bool // a Table with its headers was sent
+
+	turn *place // to encode and send what is there; nil between that
 }
 
 func (w *watchStream) run(ctx context.Context) error {
@@ -74,6 +77,9 @@ func (w *watchStream) run(ctx context.Context) error {
 	watcher, werr := reader.Watch(k.StorageKind(), ns, after)
 	w.begin()
 	if initial {
+		if err := w.enter(ctx); err != nil {
+			return w.end(ctx, err)
+		}
 		if err := w.sendInitial(snap); err != nil {
 			return w.end(ctx, err)
 		}
@@ -81,6 +87,7 @@ func (w *watchStream) run(ctx context.Context) error {
 	if err := w.flush(); err != nil {
 		return w.end(ctx, err)
 	}
+	w.turn.leave()
 	if werr != nil {
 		return w.end(ctx, werr)
 	}
@@ -152,6 +159,9 @@ func (w *watchStream) follow(ctx context.Context, watcher state.Watcher, after u
 		default:
 			return err
 		}
+		if err := w.enter(ctx); err != nil {
+			return err
+		}
 		for i := range batch {
 			if err := w.one(&batch[i]); err != nil {
 				return err
@@ -163,7 +173,14 @@ func (w *watchStream) follow(ctx context.Context, watcher state.Watcher, after u
 				return err
 			}
 		}
+		w.turn.leave()
 	}
+}
+
+// enter waits until it is this watch's turn to encode and send.
+func (w *watchStream) enter(ctx context.Context) (err error) {
+	w.turn, err = w.s.limiter.sends.enter(ctx, w.rq.identity)
+	return err
 }
 
 // one turns a change of the store into what this watch shall see: what
@@ -281,7 +298,10 @@ func (w *watchStream) raw(t watch.EventType, data []byte) error {
 	return nil
 }
 
-func (w *watchStream) flush() error {
+// flush sends what is there.
+func (w *watchStream) flush() error { return w.turn.unlessSlow(w.write) }
+
+func (w *watchStream) write() error {
 	// Not every writer knows deadlines (tests' recorders do not). The deadline
 	// ends with the write: HTTP/2 resets a stream whose deadline passes even
 	// while nothing is being written.

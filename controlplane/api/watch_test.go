@@ -5,8 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"math"
 	"net/http"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -162,4 +165,52 @@ func TestWatchTooOldAndClose(t *testing.T) {
 	if typ, _ := s.next(); typ != "CLOSED" {
 		t.Errorf("after Close: %s", typ)
 	}
+}
+
+// TestWatchesSendInTurn: of many watches that a write wakes only as many send
+// at once as there are places; those whose readers take nothing give theirs up
+// and keep nobody waiting, another identity's least of all.
+func TestWatchesSendInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sends := newSlots(4, math.MaxInt)
+		stuck, sending := make(chan struct{}), 0
+		var mu sync.Mutex
+		send := func(identity string, write func()) time.Duration {
+			start := time.Now()
+			p, err := sends.enter(t.Context(), identity)
+			if err != nil {
+				t.Error(err)
+				return 0
+			}
+			defer p.leave()
+			_ = p.unlessSlow(func() error { write(); return nil })
+			return time.Since(start)
+		}
+		var wg sync.WaitGroup
+		for range 1000 {
+			wg.Go(func() {
+				send("greedy", func() {
+					mu.Lock()
+					sending++
+					mu.Unlock()
+					<-stuck
+				})
+			})
+		}
+		synctest.Wait()
+		if sending != 2 || sends.inUse() != 2 {
+			t.Errorf("%d of one identity send, %d places are taken", sending, sends.inUse())
+		}
+		if d := send("other", func() {}); d != 0 {
+			t.Errorf("another identity waited for %s", d)
+		}
+		if d := send("greedy", func() {}); d > 500*slowEvent {
+			t.Errorf("the same identity's next waited for %s", d)
+		}
+		if synctest.Wait(); sending != 1000 || sends.inUse() != 0 {
+			t.Errorf("%d have begun, %d places are taken", sending, sends.inUse())
+		}
+		close(stuck)
+		wg.Wait()
+	})
 }
