@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -107,6 +108,13 @@ func TestWatchSelectorTransitions(t *testing.T) {
 	s.expect("ADDED", "c")
 	w.want(200, "DELETE", cms+"/c", "")
 	s.expect("DELETED", "c")
+	w.want(201, "POST", cms, cmJSON("turns", "v"))
+	w.want(200, "PATCH", cms+"/turns", `{"metadata":{"labels":{"on":"1"}}}`, "Content-Type", merge)
+	s.expect("ADDED", "turns")
+	for i := range 2 * w.server.limiter.sends.total { // no turn to send is kept
+		w.want(200, "PATCH", cms+"/turns", fmt.Sprintf(`{"data":{"k":"%d"}}`, i), "Content-Type", merge)
+		s.expect("MODIFIED", "turns")
+	}
 }
 
 // A watch that is quiet for longer than the write deadline goes on: over
