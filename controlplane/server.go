@@ -249,7 +249,7 @@ func (s *Server) writeAdmin() error {
 func (s *Server) buildNodes(issuer *auth.Issuer) (err error) {
 	nc := nodeapi.Config{
 		Store: s.store, Leadership: s.raft, CA: s.ca, ClusterID: s.ca.ClusterID(), Epoch: s.raft.Epoch, Lost: s.lostVersions, Version: s.cfg.Version,
-		Servers: s.serverAddresses, Leader: s.leaderAddresses, ToLeader: s.toLeader, Fresh: s.writes.Barrier, Tokens: issuer, Events: s.sink,
+		Servers: s.serverAddresses, Leader: s.leaderAddresses, ToLeader: s.toLeader, LeaderHeard: s.raft.LeaderHeard, Fresh: s.writes.Barrier, Tokens: issuer, Events: s.sink,
 		PodCIDRs: s.cfg.PodCIDRs, ServiceCIDRs: s.cfg.ServiceCIDRs, Clock: s.cfg.Clock, Log: s.log.With("part", "nodeapi"),
 		ClockOK: s.clockTrusted, HigherEpoch: s.higherEpoch,
 	}

@@ -141,14 +141,29 @@ func (n *Node) HandOver() error {
 	return nil
 }
 
-// Contact is how long ago a follower heard from its leader; 0 on the leader,
-// false if it never did.
-func (n *Node) Contact() (time.Duration, bool) {
-	if n.raft.State() == raft.Leader {
-		return 0, true
+// LeaderHeard is when this follower last heard from a leader that had begun
+// its work, on the monotonic clock. It is the zero time if it never did, on
+// the leader itself, and while nothing of the leader's term is committed here:
+// before that a leader takes nothing from anybody.
+func (n *Node) LeaderHeard() time.Time {
+	term, at := n.raft.CurrentTerm(), n.raft.LastContact()
+	if n.raft.State() != raft.Follower || !n.committedIn(term) || n.raft.CurrentTerm() != term {
+		return time.Time{} // a vote is a contact, too, but of another term
 	}
-	at := n.raft.LastContact()
-	return time.Since(at), !at.IsZero()
+	return at
+}
+
+// committedIn says whether an entry of the current term is committed here.
+func (n *Node) committedIn(term uint64) bool {
+	if n.begun.Load() == term {
+		return true
+	}
+	var e raft.Log
+	if err := n.logs.GetLog(n.raft.CommitIndex(), &e); err != nil || e.Term != term {
+		return false // one that is only in a snapshot counts as none
+	}
+	n.begun.Store(term)
+	return true
 }
 
 // VerifyLeading returns the version of the state that a linearizable read

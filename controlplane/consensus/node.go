@@ -104,7 +104,8 @@ type Node struct {
 	halted   chan struct{}
 	down     chan struct{} // closed once Raft has stopped
 	downOnce sync.Once
-	asked    atomic.Int64 // futures of Raft that are waited for
+	asked    atomic.Int64  // futures of Raft that are waited for
+	begun    atomic.Uint64 // newest term of which an entry was seen committed
 	haltErr  error
 
 	proposals, entries atomic.Uint64

@@ -193,3 +193,41 @@ func checkSim(t *testing.T, c *simCluster, acked []string) {
 		}
 	}
 }
+
+// A follower hears of its leader once something of the leader's term is
+// committed; a leader, and who stands alone, hear of nobody, and what was
+// heard last stays the time of the last contact.
+func TestLeaderHeard(t *testing.T) {
+	dirs := [3]string{t.TempDir(), t.TempDir(), t.TempDir()}
+	synctest.Test(t, func(t *testing.T) {
+		c := newSim(t, dirs)
+		defer func() {
+			for i := range c.nodes {
+				c.stop(i)
+			}
+		}()
+		l := c.leader(-1)
+		f := (l + 1) % 3
+		time.Sleep(5 * time.Second)
+		if at := c.nodes[l].LeaderHeard(); !at.IsZero() {
+			t.Errorf("the leader heard of one %s ago", time.Since(at))
+		}
+		if at := c.nodes[f].LeaderHeard(); at.IsZero() || time.Since(at) > time.Second {
+			t.Errorf("a follower heard of its leader %s ago", time.Since(at))
+		}
+		c.cut(l)
+		cut := time.Now()
+		next := c.leader(l)
+		third := 3 - l - next
+		time.Sleep(5 * time.Second)
+		if at := c.nodes[third].LeaderHeard(); time.Since(at) > time.Second {
+			t.Errorf("a follower heard of the next leader %s ago", time.Since(at))
+		}
+		if at := c.nodes[next].LeaderHeard(); !at.IsZero() {
+			t.Errorf("the next leader heard of one %s ago", time.Since(at))
+		}
+		if at := c.nodes[l].LeaderHeard(); at.After(cut) {
+			t.Errorf("the one that is cut off heard of a leader %s after the cut", at.Sub(cut))
+		}
+	})
+}

@@ -28,7 +28,8 @@ type Leases struct {
 	leading bool
 	m       map[string]*lease
 	swept   time.Time // when it was last looked at which leases ran out
-	alive   time.Time // when a renewal was taken last; zero: never by this process
+	alive   time.Time // when renewals were taken last; zero: never since this process began
+	settled time.Time // by then who could not renew before alive has tried again
 	changed chan struct{}
 	back    map[string]bool // came back since the last call of returned
 }
@@ -63,7 +64,8 @@ func (l *Leases) hint() {
 // lead begins or ends a leadership. A new term gives every known node a full
 // fresh TTL: the silence before it was the old leader's, not theirs. While
 // nobody took renewals nodes wait longer and longer before they try again;
-// until one was heard in this term, it has that long more.
+// until one was heard in this term, it has that long more, and what is left
+// of an earlier such time.
 func (l *Leases) lead(term uint64, leading bool, nodes []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,12 +78,34 @@ func (l *Leases) lead(term uint64, leading bool, nodes []string) {
 	if leading {
 		ttl := LeaseTTL + wire.ReconnectMost
 		if !l.alive.IsZero() {
-			ttl = LeaseTTL + min(now.Sub(l.alive), wire.ReconnectMost)
+			ttl = LeaseTTL + min(max(now.Sub(l.alive), l.settled.Sub(now)), wire.ReconnectMost)
 		}
 		for _, n := range nodes {
 			l.m[n] = &lease{deadline: now.Add(ttl), ttl: ttl}
 		}
 	}
+}
+
+// taken notes that renewals were taken at that time: here, or by the leader
+// that this server follows.
+func (l *Leases) taken(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.takenAt(at)
+}
+
+func (l *Leases) takenAt(at time.Time) {
+	gap := wire.ReconnectMost
+	if !l.alive.IsZero() {
+		gap = min(at.Sub(l.alive), gap)
+	}
+	if gap <= 0 {
+		return
+	}
+	if tried := at.Add(gap); tried.After(l.settled) {
+		l.settled = tried
+	}
+	l.alive = at
 }
 
 // ensure gives a node that appeared its first TTL.
@@ -122,7 +146,7 @@ func (l *Leases) renew(node, boot string, counter uint64) (term uint64, ok bool)
 	}
 	e.boot, e.counter = boot, counter
 	e.renewed, e.deadline, e.ttl = now, now.Add(LeaseTTL), LeaseTTL
-	l.alive = now
+	l.takenAt(now)
 	if e.expired {
 		e.expired, e.stale, e.back = false, true, now
 		l.back[node] = true

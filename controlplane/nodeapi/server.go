@@ -88,6 +88,9 @@ type Config struct {
 	// ToLeader opens a TCP connection to the server that leads, for nodes that
 	// cannot; nil: only this server can lead.
 	ToLeader func(ctx context.Context) (net.Conn, error)
+	// LeaderHeard is when this server last heard from another one that leads;
+	// zero: never. nil: only this server can lead.
+	LeaderHeard func() time.Time
 	// Fresh returns once this server has everything that was acknowledged
 	// before; nil: it always has.
 	Fresh func(ctx context.Context) error
@@ -256,6 +259,11 @@ func (s *Server) lead() {
 	same := s.leases.term == term && s.leases.leading == leading
 	s.leases.mu.Unlock()
 	if same {
+		if !leading && s.cfg.LeaderHeard != nil {
+			if at := s.cfg.LeaderHeard(); !at.IsZero() {
+				s.leases.taken(at)
+			}
+		}
 		return
 	}
 	s.leases.lead(term, leading, s.nodeNames())

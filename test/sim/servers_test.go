@@ -82,3 +82,28 @@ func TestQuorumLostAndBack(t *testing.T) {
 		s.same(before, "the quorum is back")
 	})
 }
+
+// The machine that leads is also a node, and dies: its pods are thought lost
+// soon after another leads, which has never led before.
+func TestLeadersMachineDies(t *testing.T) {
+	tell(t, size{3, 5}, func(s *story) {
+		s.after(time.Minute)
+		old, h := s.waitLeader(nil), s.hosts[2]
+		s.storm(1)
+		old.down()
+		h.down()
+		h.m.powerCut()
+		start, before := time.Now(), s.check.losses()
+		s.waitLeader(old)
+		led := time.Since(start)
+		for s.check.losses() == before && time.Since(start) < time.Minute {
+			sleep(50 * time.Millisecond)
+		}
+		if lost := time.Since(start); lost > 2*led+8*time.Second {
+			s.violated("another led after %s, and the pods of the machine were lost after %s", led, lost)
+		}
+		old.up()
+		h.up()
+		s.storm(-1)
+	})
+}
