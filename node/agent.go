@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -18,10 +19,11 @@ import (
 	"github.com/dunlin-project/dunlin/wire"
 )
 
-// BootID makes the id under which the agent's reports count: it differs
-// after every start of the agent.
+// BootID makes the id under which the agent's reports count. It differs after
+// every start of the agent, also where the count of them says nothing: the
+// database was lost, or is a copy on a machine that shares the kernel.
 func BootID(machineBoot string, s store.Store) string {
-	return machineBoot + "-" + strconv.FormatUint(s.Boots(), 10)
+	return machineBoot + "-" + strconv.FormatUint(s.Boots(), 10) + "." + rand.Text()[:8]
 }
 
 // Agent is the node. New and Run once; what runs on the machine goes on

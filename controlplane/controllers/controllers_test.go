@@ -28,7 +28,7 @@ type steadyLeases struct{ nodes []string }
 func (l steadyLeases) Snapshot() map[string]nodelifecycle.LeaseInfo {
 	m := map[string]nodelifecycle.LeaseInfo{}
 	for _, n := range l.nodes {
-		m[n] = nodelifecycle.LeaseInfo{}
+		m[n] = nodelifecycle.LeaseInfo{Renewed: true}
 	}
 	return m
 }

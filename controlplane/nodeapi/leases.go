@@ -225,6 +225,7 @@ func (l *Leases) Snapshot() map[string]nodelifecycle.LeaseInfo {
 	for n, e := range l.m {
 		out[n] = nodelifecycle.LeaseInfo{
 			Age:     max(now.Sub(e.deadline.Add(-e.ttl)), 0),
+			Renewed: !e.renewed.IsZero(),
 			Expired: e.expired,
 			Stale:   e.stale,
 		}

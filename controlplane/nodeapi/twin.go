@@ -49,8 +49,8 @@ type twin struct {
 	marked bool // the Node object says so
 }
 
-// machineOf takes the count of the agent's starts from a boot id, so that an
-// agent that restarts is the same machine.
+// machineOf takes what tells the agent's starts apart from a boot id, so that
+// an agent that restarts is the same machine.
 func machineOf(boot string) string {
 	if i := strings.LastIndexByte(boot, '-'); i > 0 {
 		return boot[:i]
@@ -82,7 +82,7 @@ func (s *Server) admit(ctx context.Context, sess *session) (refused string, copi
 		return "", false
 	}
 	// Where machines share a kernel (containers) their boots have one name, and
-	// only the count of the agent's starts tells them apart.
+	// only the agents' own starts tell them apart.
 	boot := machineOf(sess.boot)
 	if boot == machineOf(old.boot) {
 		boot = sess.boot

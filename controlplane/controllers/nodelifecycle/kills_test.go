@@ -42,14 +42,14 @@ type fleet struct {
 func (f *fleet) Snapshot() map[string]LeaseInfo {
 	out := map[string]LeaseInfo{}
 	for name := range f.zone {
-		age := time.Since(f.elected) % (2 * time.Second)
+		age, led := time.Since(f.elected)%(2*time.Second), time.Since(f.elected)
 		if since, silent := f.silent[name]; silent {
 			if f.elected.After(since) {
 				since = f.elected
 			}
-			age = time.Since(since)
+			age, led = time.Since(since), since.Sub(f.elected)
 		}
-		out[name] = LeaseInfo{Age: age, Expired: age > leaseTTL, Stale: f.stale[name]}
+		out[name] = LeaseInfo{Age: age, Renewed: led >= 2*time.Second, Expired: age > leaseTTL, Stale: f.stale[name]}
 	}
 	return out
 }

@@ -5,9 +5,9 @@ import "time"
 // Leases tells how long ago each node renewed its lease, on the leader's
 // monotonic clock. Implemented by controlplane/nodeapi.
 type Leases interface {
-	// Snapshot returns a private map by node name. A node that never held a
-	// lease in this term and has not expired yet is present with the age of
-	// the fresh TTL that the new leader gave it.
+	// Snapshot returns a private map by node name. A node that has not renewed
+	// in this term and has not expired yet is present with the age of the fresh
+	// TTL that the new leader gave it.
 	Snapshot() map[string]LeaseInfo
 	// Expired says whether the node's lease has run out now; false for a node
 	// that has none.
@@ -18,6 +18,9 @@ type Leases interface {
 type LeaseInfo struct {
 	// Age since the last renewal was received (or the fresh TTL began).
 	Age time.Duration
+	// Renewed says that a renewal was received in this term: without one, and
+	// before it expires, nothing is known of the node.
+	Renewed bool
 	// Expired says that the lease ran out (sweep lateness already allowed for).
 	Expired bool
 	// Stale says that the node renews again but has not reported its pods

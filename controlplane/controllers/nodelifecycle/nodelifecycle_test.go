@@ -253,19 +253,23 @@ func TestNewLeaderWaitsForAProof(t *testing.T) {
 	a := newAssessor("z", time.Second)
 	start := time.Unix(1000, 0)
 	zones := map[string]string{"n": "z"}
-	look := func(at time.Duration, age time.Duration, expired bool) verdict {
-		return a.assess(map[string]LeaseInfo{"n": {Age: age, Expired: expired}}, zones, func(string) bool { return true }, start.Add(at))["n"]
+	look := func(at time.Duration, info LeaseInfo) verdict {
+		return a.assess(map[string]LeaseInfo{"n": info}, zones, func(string) bool { return true }, start.Add(at))["n"]
 	}
-	if v := look(0, 0, false); v.known {
+	if v := look(0, LeaseInfo{}); v.known {
 		t.Fatal("a fresh TTL is no renewal")
 	}
-	if v := look(3*time.Second, 3*time.Second, false); v.known {
+	if v := look(3*time.Second, LeaseInfo{Age: 3 * time.Second}); v.known {
 		t.Fatal("nothing came")
 	}
-	if v := look(4*time.Second, time.Second, false); !v.known || v.silent {
+	// A server that stood still for a moment gives every lease that long more.
+	if v := look(4*time.Second, LeaseInfo{Age: time.Second}); v.known {
+		t.Fatal("a deadline that was moved is no renewal")
+	}
+	if v := look(5*time.Second, LeaseInfo{Age: time.Second, Renewed: true}); !v.known || v.silent {
 		t.Fatalf("renewed: %+v", v)
 	}
-	if v := look(20*time.Second, 17*time.Second, true); !v.known || !v.silent || !v.evict {
+	if v := look(20*time.Second, LeaseInfo{Age: 17 * time.Second, Renewed: true, Expired: true}); !v.known || !v.silent || !v.evict {
 		t.Fatalf("expired: %+v", v)
 	}
 }
@@ -371,7 +375,7 @@ func TestLostAndFound(t *testing.T) {
 		w := fixture.New(t)
 		zero := int64(0)
 		tolerate := []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &zero}}
-		leases := &fakeLeases{m: map[string]LeaseInfo{"n1": {}, "n2": {}}}
+		leases := &fakeLeases{m: map[string]LeaseInfo{"n1": {Renewed: true}, "n2": {Renewed: true}}}
 		w.AddNode("n1")
 		w.AddNode("n2")
 		two := int32(2)
@@ -426,12 +430,12 @@ func TestLostAndFound(t *testing.T) {
 		}
 
 		// Back, but its pods are not reported yet: nothing is decided.
-		leases.set("n1", LeaseInfo{Stale: true})
+		leases.set("n1", LeaseInfo{Renewed: true, Stale: true})
 		pass(time.Second)
 		if by := podsByNode(w); len(by["n1"]) != 3 || len(by["n2"]) != 2 {
 			t.Fatalf("while stale: %d and %d", len(by["n1"]), len(by["n2"]))
 		}
-		leases.set("n1", LeaseInfo{})
+		leases.set("n1", LeaseInfo{Renewed: true})
 		pass(2 * time.Second)
 		by = podsByNode(w)
 		if len(by["n1"]) != 3 || len(by["n2"]) != 0 {

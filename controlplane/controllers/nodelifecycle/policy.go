@@ -113,12 +113,10 @@ type assessor struct {
 }
 
 type watched struct {
-	proven bool // a renewal or an expiry was seen in this term
-	age    time.Duration
-	looked time.Time
-	granted,
-	silent bool
-	since time.Time // silent since
+	proven  bool // a renewal or an expiry was seen in this term
+	granted bool
+	silent  bool
+	since   time.Time // silent since
 }
 
 func newAssessor(leaderZone string, every time.Duration) *assessor {
@@ -203,27 +201,17 @@ func (a *assessor) bucket(zone string) *Bucket {
 	return b
 }
 
-// note takes one node's lease. A new leader gives every node a fresh TTL,
-// which looks like a renewal; only an age that fell since the last look
-// proves a real one.
+// note takes one node's lease. A new leader gives every node a fresh TTL, which
+// is no sign of life: who was silent before stays so until it renews.
 func (a *assessor) note(name string, info LeaseInfo, now time.Time) {
 	w := a.nodes[name]
 	if w == nil {
 		w = &watched{}
 		a.nodes[name] = w
-	} else if info.Age < w.age+now.Sub(w.looked)-renewalSlack {
-		w.proven = true
 	}
-	w.age, w.looked = info.Age, now
-	if info.Expired {
-		w.proven = true
-		if !w.silent {
-			w.since = now
-		}
+	w.proven = w.proven || info.Renewed || info.Expired
+	if info.Expired && !w.silent {
+		w.since = now
 	}
 	w.silent = info.Expired
 }
-
-// renewalSlack absorbs the difference between when an age was taken and when
-// it was looked at.
-const renewalSlack = 100 * time.Millisecond

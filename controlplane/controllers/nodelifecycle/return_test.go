@@ -21,7 +21,7 @@ func TestNoWordAgainstALivingNode(t *testing.T) {
 	w.AddNode("n")
 	leases := &fakeLeases{m: map[string]LeaseInfo{"n": {Expired: true}}}
 	c := newForTest(w, leases)
-	leases.set("n", LeaseInfo{Stale: true})
+	leases.set("n", LeaseInfo{Renewed: true, Stale: true})
 	before := w.Machine.Snapshot().ResourceVersion()
 	w.Settle(c)
 	if after := w.Machine.Snapshot().ResourceVersion(); after != before {
@@ -48,7 +48,7 @@ func TestReadyPodLosesItsMark(t *testing.T) {
 	w.Settle(sets)
 	w.BindAll("n1")
 	w.Report(nil)
-	leases := &fakeLeases{m: map[string]LeaseInfo{"n1": {Expired: true}, "n2": {}}}
+	leases := &fakeLeases{m: map[string]LeaseInfo{"n1": {Expired: true}, "n2": {Renewed: true}}}
 	c, nodes := newLooking(w, leases)
 	w.Settle(nodes, sets)
 	original := podsByNode(w)["n1"][0]
@@ -61,7 +61,7 @@ func TestReadyPodLosesItsMark(t *testing.T) {
 	w.Settle(sets)
 
 	// The node is back, and its report comes first.
-	leases.set("n1", LeaseInfo{})
+	leases.set("n1", LeaseInfo{Renewed: true})
 	c.look(time.Now())
 	w.Settle(nodes) // the taints go
 	original = podsByNode(w)["n1"][0]
