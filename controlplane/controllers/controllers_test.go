@@ -25,12 +25,12 @@ import (
 
 type steadyLeases struct{ nodes []string }
 
-func (l steadyLeases) Snapshot() map[string]nodelifecycle.LeaseInfo {
+func (l steadyLeases) InTerm(uint64) (map[string]nodelifecycle.LeaseInfo, bool) {
 	m := map[string]nodelifecycle.LeaseInfo{}
 	for _, n := range l.nodes {
 		m[n] = nodelifecycle.LeaseInfo{Renewed: true}
 	}
-	return m
+	return m, true
 }
 
 func (steadyLeases) Expired(string) bool { return false }

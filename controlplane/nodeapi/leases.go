@@ -233,6 +233,17 @@ func (l *Leases) Snapshot() map[string]nodelifecycle.LeaseInfo {
 	return out
 }
 
+// InTerm implements nodelifecycle.Leases.
+func (l *Leases) InTerm(term uint64) (map[string]nodelifecycle.LeaseInfo, bool) {
+	l.mu.Lock()
+	kept := l.leading && l.term == term
+	l.mu.Unlock()
+	if !kept {
+		return nil, false
+	}
+	return l.Snapshot(), true
+}
+
 // Expired implements nodelifecycle.Leases.
 func (l *Leases) Expired(node string) bool {
 	_, expired := l.lastRenewal(node)

@@ -37,9 +37,9 @@ type fleet struct {
 	foul    error
 }
 
-// Snapshot implements Leases: living nodes renew every two seconds, and a new
+// InTerm implements Leases: living nodes renew every two seconds, and a new
 // leader gives every node a fresh TTL.
-func (f *fleet) Snapshot() map[string]LeaseInfo {
+func (f *fleet) InTerm(uint64) (map[string]LeaseInfo, bool) {
 	out := map[string]LeaseInfo{}
 	for name := range f.zone {
 		age, led := time.Since(f.elected)%(2*time.Second), time.Since(f.elected)
@@ -51,11 +51,14 @@ func (f *fleet) Snapshot() map[string]LeaseInfo {
 		}
 		out[name] = LeaseInfo{Age: age, Renewed: led >= 2*time.Second, Expired: age > leaseTTL, Stale: f.stale[name]}
 	}
-	return out
+	return out, true
 }
 
 // Expired implements Leases.
-func (f *fleet) Expired(node string) bool { return f.Snapshot()[node].Expired }
+func (f *fleet) Expired(node string) bool {
+	leases, _ := f.InTerm(0)
+	return leases[node].Expired
+}
 
 func newFleet(t testing.TB, rt *rapid.T) *fleet {
 	f := &fleet{World: fixture.New(t), rt: rt, zone: map[string]string{}, silent: map[string]time.Time{}, stale: map[string]bool{}}

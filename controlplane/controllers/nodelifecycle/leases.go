@@ -5,10 +5,11 @@ import "time"
 // Leases tells how long ago each node renewed its lease, on the leader's
 // monotonic clock. Implemented by controlplane/nodeapi.
 type Leases interface {
-	// Snapshot returns a private map by node name. A node that has not renewed
+	// InTerm returns a private map by node name; false until the leases of that
+	// leadership are kept, which may begin after the controllers. A node that has not renewed
 	// in this term and has not expired yet is present with the age of the fresh
 	// TTL that the new leader gave it.
-	Snapshot() map[string]LeaseInfo
+	InTerm(term uint64) (leases map[string]LeaseInfo, ok bool)
 	// Expired says whether the node's lease has run out now; false for a node
 	// that has none.
 	Expired(node string) bool

@@ -60,7 +60,7 @@ type controller struct {
 	assessor *assessor // owned by look, under mu
 
 	mu       sync.Mutex
-	verdicts map[string]verdict
+	verdicts map[string]verdict          // nil until the leases were looked at
 	tainted  map[string]bool             // nodes with NoExecute taints, as last reconciled
 	clocks   map[string]map[string]since // node -> taint
 }
@@ -71,7 +71,7 @@ func New(env loop.Env, cfg Config) *loop.Controller {
 		cfg.EvictEvery = evictEvery
 	}
 	c := &controller{env: env, cfg: cfg, assessor: newAssessor(cfg.LeaderZone, cfg.EvictEvery),
-		verdicts: map[string]verdict{}, tainted: map[string]bool{}, clocks: map[string]map[string]since{}}
+		tainted: map[string]bool{}, clocks: map[string]map[string]since{}}
 	return &loop.Controller{
 		Name: "node-lifecycle", Workers: 4,
 		Sources: []loop.Source{
@@ -117,7 +117,10 @@ func (c *controller) watch(ctx context.Context, add func(state.Key)) error {
 
 // look assesses all nodes and returns those whose verdict changed.
 func (c *controller) look(now time.Time) (changed []string) {
-	leases := c.cfg.Leases.Snapshot()
+	leases, kept := c.cfg.Leases.InTerm(c.env.Term)
+	if !kept {
+		return nil
+	}
 	zones := map[string]string{}
 	c.env.Reader.Snapshot().Range(nodeGK.String(), "", state.Key{}, func(r *state.Record) bool {
 		zones[r.Header.Key.Name] = r.Header.Labels[corev1.LabelTopologyZone]
@@ -164,8 +167,13 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 	}
 	c.mu.Lock()
 	v, assessed := c.verdicts[key.Name]
+	looked := c.verdicts != nil
 	c.mu.Unlock()
-	if !assessed {
+	if !looked {
+		// To take nodes for alive of which nothing is known yet would bring back
+		// the pods of those that are dead, and end what stands in for them.
+		return lookEvery, nil
+	} else if !assessed {
 		v = verdict{known: true} // no lease is kept for it: judged by its own word alone
 	} else if !v.known {
 		return time.Second, nil // a new leader waits for the first sign

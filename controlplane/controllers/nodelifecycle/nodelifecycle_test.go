@@ -336,13 +336,13 @@ func TestDesiredTaints(t *testing.T) {
 // fakeLeases are set by the test.
 type fakeLeases struct {
 	mu sync.Mutex
-	m  map[string]LeaseInfo
+	m  map[string]LeaseInfo // nil: not kept yet
 }
 
-func (f *fakeLeases) Snapshot() map[string]LeaseInfo {
+func (f *fakeLeases) InTerm(uint64) (map[string]LeaseInfo, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return maps.Clone(f.m)
+	return maps.Clone(f.m), f.m != nil
 }
 
 func (f *fakeLeases) Expired(node string) bool {
@@ -485,7 +485,7 @@ func newForTest(w *fixture.World, l Leases) *loop.Controller {
 // newLooking also returns what looks.
 func newLooking(w *fixture.World, l Leases) (*controller, *loop.Controller) {
 	c := &controller{env: w.Env(), cfg: Config{Leases: l}, assessor: newAssessor("", evictEvery),
-		verdicts: map[string]verdict{}, tainted: map[string]bool{}, clocks: map[string]map[string]since{}}
+		tainted: map[string]bool{}, clocks: map[string]map[string]since{}}
 	c.look(time.Now())
 	return c, &loop.Controller{Name: "node-lifecycle", Sources: []loop.Source{loop.Self(nodeGK.String())}, Reconcile: c.reconcile}
 }

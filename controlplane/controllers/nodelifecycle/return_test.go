@@ -1,7 +1,9 @@
 package nodelifecycle
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -9,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dunlin-project/dunlin/controlplane/controllers/fixture"
+	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 )
@@ -78,4 +81,60 @@ func TestReadyPodLosesItsMark(t *testing.T) {
 	if p := podsByNode(w)["n1"][0]; lost.Is(p) || p.Annotations[lost.SinceAnnotation] != "" {
 		t.Fatalf("still marked: %+v %v", p.Status.Conditions, p.Annotations)
 	}
+}
+
+// A new leader that does not know yet who lives takes nobody for alive: its
+// controllers may begin before the leases are kept, and a node that has not
+// renewed in its term is as dead as it was.
+func TestNewLeaderRevivesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := fixture.New(t)
+		w.AddNode("dead")
+		w.AddNode("alive")
+		one := int32(1)
+		tpl := fixture.Template("a")
+		w.Create(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"},
+			Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}})
+		sets := replicaset.New(w.Env())
+		w.Settle(sets)
+		w.BindAll("dead")
+		w.Report(nil)
+		w.Settle(newForTest(w, &fakeLeases{m: map[string]LeaseInfo{"dead": {Expired: true}, "alive": {Renewed: true}}}), sets)
+		w.BindAll("alive")
+		w.Silent["dead"] = true
+		w.Report(nil)
+		w.Settle(sets)
+
+		leases := &fakeLeases{}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() {
+			done <- loop.Run(ctx, w.Env(), nil, New(w.Env(), Config{Leases: leases}), replicaset.New(w.Env()))
+		}()
+		same := func(when string) {
+			t.Helper()
+			synctest.Wait()
+			by, n := podsByNode(w), fixture.Get[*corev1.Node](w, fixture.Node, "", "dead")
+			if len(by["dead"]) != 1 || !lost.Is(by["dead"][0]) || len(by["alive"]) != 1 || by["alive"][0].DeletionTimestamp != nil ||
+				!unreachable(n, corev1.TaintEffectNoExecute) || n.Status.Conditions[0].Status != corev1.ConditionUnknown {
+				t.Errorf("%s: pods %v; taints %+v, conditions %+v", when, by, n.Spec.Taints, n.Status.Conditions)
+			}
+		}
+		time.Sleep(time.Second)
+		same("no leases are kept yet")
+		for i := range 20 { // its clock may even seem to go back, where the leader stands still
+			leases.mu.Lock()
+			leases.m = map[string]LeaseInfo{"dead": {Age: time.Duration(i%3) * time.Second}, "alive": {Renewed: true}}
+			leases.mu.Unlock()
+			time.Sleep(time.Second)
+			same("a fresh TTL")
+		}
+		leases.set("dead", LeaseInfo{Expired: true})
+		time.Sleep(time.Second)
+		same("it ran out")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
