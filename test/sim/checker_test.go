@@ -199,6 +199,8 @@ func (c *checker) event(s *server, srv *controlplane.Server, ev state.Event) {
 			return
 		}
 		c.podChanged(srv, ev)
+	case "Node":
+		c.nodeChanged(srv, ev)
 	case "Job.batch":
 		c.jobChanged(srv, ev)
 	case "PersistentVolumeClaim":

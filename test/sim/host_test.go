@@ -36,6 +36,7 @@ type host struct {
 	agent  *node.Agent
 	link   *link.Link
 	gossip *gossip.Keeper
+	ceased time.Time // when the agent ended; zero: it runs
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
 }
@@ -98,7 +99,7 @@ func (h *host) start() error {
 	h.gossips(k, l, agent.Refresh)
 	ctx, cancel := context.WithCancel(context.Background())
 	h.mu.Lock()
-	h.agent, h.link, h.gossip, h.cancel = agent, l, k, cancel
+	h.agent, h.link, h.gossip, h.cancel, h.ceased = agent, l, k, cancel, time.Time{}
 	h.mu.Unlock()
 	h.ended.Go(func() {
 		if err := agent.Run(ctx); err != nil && ctx.Err() == nil {
@@ -131,6 +132,9 @@ func (h *host) crash() {
 	h.disk.FailWrites(errCrashed)
 	cancel()
 	h.ended.Wait()
+	h.mu.Lock()
+	h.ceased = time.Now()
+	h.mu.Unlock()
 	h.setDisk()
 	h.disk.Reopen()
 }

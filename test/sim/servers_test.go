@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -28,6 +29,16 @@ func (s *story) waitLeader(but *server) *server {
 	}
 	s.violated("no leader within a minute")
 	return s.servers[0]
+}
+
+// busy is a host that runs pods.
+func (s *story) busy() *host {
+	s.t.Helper()
+	i := slices.IndexFunc(s.hosts, func(h *host) bool { return len(h.m.running()) > 0 })
+	if i < 0 {
+		s.t.Fatal("no host runs a pod")
+	}
+	return s.hosts[i]
 }
 
 // The leader dies ten times while clients write, is cut off, and hears
@@ -88,7 +99,7 @@ func TestQuorumLostAndBack(t *testing.T) {
 func TestLeadersMachineDies(t *testing.T) {
 	tell(t, size{3, 5}, func(s *story) {
 		s.after(time.Minute)
-		old, h := s.waitLeader(nil), s.hosts[2]
+		old, h := s.waitLeader(nil), s.busy()
 		s.storm(1)
 		old.down()
 		h.down()
@@ -99,10 +110,35 @@ func TestLeadersMachineDies(t *testing.T) {
 		for s.check.losses() == before && time.Since(start) < time.Minute {
 			sleep(50 * time.Millisecond)
 		}
-		if lost := time.Since(start); lost > 2*led+8*time.Second {
+		if lost := time.Since(start); lost > 2*led+10*time.Second {
 			s.violated("another led after %s, and the pods of the machine were lost after %s", led, lost)
 		}
 		old.up()
+		h.up()
+		s.storm(-1)
+	})
+}
+
+// A machine is dead, its pods run elsewhere, and leaders come and go: what
+// stands in for its pods is not touched.
+func TestDeadNodeStaysDead(t *testing.T) {
+	tell(t, size{3, 5}, func(s *story) {
+		h := s.busy()
+		s.storm(1)
+		h.down()
+		h.m.powerCut()
+		s.after(time.Minute)
+		before := s.started()
+		for range 5 {
+			old := s.waitLeader(nil)
+			old.down()
+			s.waitLeader(old)
+			s.after(10 * time.Second)
+			old.up()
+			s.after(10 * time.Second)
+		}
+		s.after(time.Minute)
+		s.same(before, "a machine is dead and leaders come and go")
 		h.up()
 		s.storm(-1)
 	})
