@@ -189,6 +189,7 @@ func (s *Server) announce(ctx context.Context) error {
 	for {
 		_, changed := s.raft.Leader()
 		_, _, moved := s.place.get()
+		s.forgetRemoved()
 		if !s.known() {
 			err := s.sayWhoIAm(ctx)
 			switch {
@@ -214,6 +215,23 @@ func (s *Server) announce(ctx context.Context) error {
 			return nil
 		}
 		t.Stop()
+	}
+}
+
+// forgetRemoved takes servers that were removed, or given up by a recovery,
+// out of this server's address book and that of gossip: nobody shall look for
+// them any more.
+func (s *Server) forgetRemoved() {
+	for id := range s.servers().removed {
+		if id == s.raft.ServerID() {
+			continue
+		}
+		if s.cfg.Gossip != nil {
+			s.cfg.Gossip.ForgetServer(id)
+		}
+		if err := s.book.Set(id, nil); err != nil {
+			s.log.Warn("a removed server is still in the address book", "server", id, "err", err)
+		}
 	}
 }
 

@@ -229,11 +229,17 @@ func (k *Keeper) remember(p *Pool) {
 }
 
 // SetServer says where the server of this process is, for the other members.
-func (k *Keeper) SetServer(id string, addrs []string) {
-	if b := k.servers.set(id, addrs); b != nil {
-		if p, _ := k.current(); p != nil {
-			p.tellServer(id, b)
-		}
+func (k *Keeper) SetServer(id string, addrs []string) { k.tell(id, k.servers.set(id, addrs)) }
+
+// ForgetServer tells the other members that a server was removed.
+func (k *Keeper) ForgetServer(id string) { k.tell(id, k.servers.forget(id)) }
+
+func (k *Keeper) tell(id string, b []byte) {
+	if b == nil {
+		return
+	}
+	if p, _ := k.current(); p != nil {
+		p.tellServer(id, b)
 	}
 }
 

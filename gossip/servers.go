@@ -22,7 +22,8 @@ type ServerBook struct {
 	list map[string]place
 }
 
-// place is a server's word of where it is; the highest count is the newest.
+// place is a server's word of where it is; the highest count is the newest. No
+// addresses are others' word that it is no server any more.
 type place struct {
 	Addresses []string `cbor:"1,keyasint"`
 	Count     uint64   `cbor:"2,keyasint"`
@@ -49,6 +50,19 @@ func (b *ServerBook) set(id string, addrs []string) []byte {
 	return encodePlaces(map[string]place{id: b.list[id]})
 }
 
+// forget notes that a server is none any more. It returns what to tell the
+// others; nil is nothing new.
+func (b *ServerBook) forget(id string) []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old := b.list[id]
+	if id == b.self || len(old.Addresses) == 0 {
+		return nil
+	}
+	b.put(id, place{Count: old.Count + 1})
+	return encodePlaces(map[string]place{id: b.list[id]})
+}
+
 func (b *ServerBook) put(id string, p place) {
 	if b.list == nil {
 		b.list = map[string]place{}
@@ -62,9 +76,26 @@ func (b *ServerBook) All() map[string][]string {
 	defer b.mu.Unlock()
 	out := make(map[string][]string, len(b.list))
 	for id, p := range b.list {
-		out[id] = slices.Clone(p.Addresses)
+		if len(p.Addresses) > 0 {
+			out[id] = slices.Clone(p.Addresses)
+		}
 	}
 	return out
+}
+
+// room makes place for one more server where only what was forgotten fills
+// the book.
+func (b *ServerBook) room() bool {
+	if len(b.list) < maxServers {
+		return true
+	}
+	for _, id := range slices.Sorted(maps.Keys(b.list)) {
+		if len(b.list[id].Addresses) == 0 {
+			delete(b.list, id)
+			return true
+		}
+	}
+	return false
 }
 
 func (b *ServerBook) encode() []byte {
@@ -106,7 +137,8 @@ func (b *ServerBook) merge(data []byte) (news map[string][]byte) {
 				b.put(id, place{Addresses: old.Addresses, Count: p.Count + 1})
 				news[id] = nil
 			}
-		case p.Count > old.Count && (known || len(b.list) < maxServers):
+		case !known && len(p.Addresses) == 0: // nobody asks for it here
+		case p.Count > old.Count && (known || b.room()):
 			b.put(id, p)
 			news[id] = nil
 		}

@@ -78,3 +78,40 @@ func TestServerBookIsBounded(t *testing.T) {
 		t.Errorf("%v", b.All()["s1"])
 	}
 }
+
+// A server that was removed is forgotten by all, whoever met whom before; it
+// makes room for others, and its own word counts if it should be one after all.
+func TestServerBookForgets(t *testing.T) {
+	var gone, a, b ServerBook
+	gone.set("gone", []string{"10.0.0.9:6443"})
+	gone.set("gone", []string{"10.0.0.10:6443"})
+	a.merge(gone.encode())
+	b.merge(gone.encode())
+	if told := a.forget("gone"); told == nil {
+		t.Fatal("forgotten, and nobody is told")
+	}
+	if told := a.forget("gone"); told != nil {
+		t.Error("said again")
+	}
+	a.merge(b.encode())
+	b.merge(a.encode())
+	if all := a.All(); len(all) != 0 {
+		t.Errorf("who forgot it knows %v", all)
+	}
+	if all := b.All(); len(all) != 0 {
+		t.Errorf("who was told knows %v", all)
+	}
+	for i := range maxServers {
+		var s ServerBook
+		s.set(fmt.Sprint("server-", i), []string{"10.0.0.1:6443"})
+		a.merge(s.encode())
+	}
+	if all := a.All(); len(all) != maxServers {
+		t.Errorf("%d servers are known, of %d", len(all), maxServers)
+	}
+	gone.merge(b.encode())
+	b.merge(gone.encode())
+	if all := b.All(); len(all["gone"]) != 1 {
+		t.Errorf("its own word does not count: %v", all)
+	}
+}

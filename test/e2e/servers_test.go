@@ -435,6 +435,15 @@ func TestEveryServerIsReplaced(t *testing.T) {
 			return nil
 		})
 	}
+	c.Eventually(time.Minute, "nobody looks for those that were removed", func() error {
+		out, err := c.Try(3, "net", "check")
+		for _, old := range c.List[:3] {
+			if strings.Contains(out, old.Address) {
+				return fmt.Errorf("%s, %w", out, err)
+			}
+		}
+		return nil
+	})
 	a.Stop(syscall.SIGKILL)
 	a.Start()
 	c.Eventually(time.Minute, "the node is connected", func() error {
