@@ -18,6 +18,9 @@ const (
 	// staleMost: a node that came back reports whatever is not acknowledged at
 	// once; one that said nothing for so long has nothing new to say.
 	staleMost = 10 * time.Second
+	// handshake is what a small server may need for each node that comes to it
+	// after a change of leaders, when all of them come.
+	handshake = 10 * time.Millisecond
 )
 
 // Leases are the node leases of one leadership, in memory only. Time is
@@ -65,7 +68,7 @@ func (l *Leases) hint() {
 // fresh TTL: the silence before it was the old leader's, not theirs. While
 // nobody took renewals nodes wait longer and longer before they try again;
 // until one was heard in this term, it has that long more, and what is left
-// of an earlier such time.
+// of an earlier such time, and as long as it takes to let all of them in.
 func (l *Leases) lead(term uint64, leading bool, nodes []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,7 +81,8 @@ func (l *Leases) lead(term uint64, leading bool, nodes []string) {
 	if leading {
 		ttl := LeaseTTL + wire.ReconnectMost
 		if !l.alive.IsZero() {
-			ttl = LeaseTTL + min(max(now.Sub(l.alive), l.settled.Sub(now)), wire.ReconnectMost)
+			crowd := time.Duration(len(nodes)) * handshake
+			ttl = LeaseTTL + min(max(now.Sub(l.alive), l.settled.Sub(now))+crowd, wire.ReconnectMost)
 		}
 		for _, n := range nodes {
 			l.m[n] = &lease{deadline: now.Add(ttl), ttl: ttl}
