@@ -14,6 +14,10 @@ var (
 	// ErrDamaged: what is left is not enough to go on without losing what
 	// was acknowledged, and no good copy replaces it.
 	ErrDamaged = errors.New("state folder is damaged")
+	// ErrImageDamaged: a saved snapshot is not what was written; no folder is.
+	ErrImageDamaged = errors.New("the file is damaged")
+	// ErrNoImage: a file is something else than a saved snapshot.
+	ErrNoImage = errors.New("it is no snapshot of dunlin's")
 	// ErrClosed: the Node was closed.
 	ErrClosed = errors.New("consensus: closed")
 	// ErrHalted: the log holds what this version does not understand.

@@ -126,18 +126,15 @@ func ReadImageFile(path, copyTo string) (info ImageInfo, err error) {
 		return info, fmt.Errorf("snapshot: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	head := make([]byte, streamHeader)
-	if _, err := io.ReadFull(f, head); err != nil || binary.BigEndian.Uint32(head) != streamMagic {
-		return info, fmt.Errorf("%s: %w: it is no snapshot of dunlin's", path, ErrDamaged)
-	}
-	if v := binary.BigEndian.Uint32(head[4:]); v > state.ImageFormat {
-		return info, fmt.Errorf("%s: %w (format %d, known %d)", path, ErrNewerVersion, v, state.ImageFormat)
+	head, err := readImageHeader(f)
+	if err != nil {
+		return info, fmt.Errorf("%s: %w", path, err)
 	}
 	out, err := os.OpenFile(copyTo, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return info, fmt.Errorf("snapshot: %w", err)
 	}
-	n, err := io.Copy(out, f)
+	_, err = io.Copy(out, f)
 	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
 		return info, fmt.Errorf("snapshot: %w", err)
 	}
@@ -145,8 +142,11 @@ func ReadImageFile(path, copyTo string) (info ImageInfo, err error) {
 	if err != nil {
 		return info, fmt.Errorf("snapshot: %w", err)
 	}
-	if uint64(size) != binary.BigEndian.Uint64(head[8:]) || !bytes.Equal(sum[:], head[16:]) {
-		return info, fmt.Errorf("%s: %w: it has %d bytes and should have %d, or its checksum differs", path, ErrDamaged, n, binary.BigEndian.Uint64(head[8:]))
+	switch want := binary.BigEndian.Uint64(head[8:]); {
+	case uint64(size) != want:
+		return info, fmt.Errorf("%s: %w: behind its header it has %d bytes and should have %d", path, ErrImageDamaged, size, want)
+	case !bytes.Equal(sum[:], head[16:]):
+		return info, fmt.Errorf("%s: %w: its checksum differs", path, ErrImageDamaged)
 	}
 	facts, rv, err := state.ReadImage(copyTo, func(*state.Record) error {
 		info.Objects++
@@ -157,6 +157,25 @@ func ReadImageFile(path, copyTo string) (info ImageInfo, err error) {
 	}
 	info.ClusterID, info.Epoch, info.Version, info.Bytes = facts.ClusterID, facts.Epoch, rv, size
 	return info, nil
+}
+
+// readImageHeader reads what WriteImage writes first.
+func readImageHeader(r io.Reader) ([]byte, error) {
+	head := make([]byte, streamHeader)
+	n, err := io.ReadFull(r, head)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, err
+	}
+	if n < 4 || binary.BigEndian.Uint32(head) != streamMagic {
+		return nil, ErrNoImage
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: it ends within its header, after %d bytes", ErrImageDamaged, n)
+	}
+	if v := binary.BigEndian.Uint32(head[4:]); v > state.ImageFormat {
+		return nil, fmt.Errorf("%w (format %d, known %d)", ErrNewerVersion, v, state.ImageFormat)
+	}
+	return head, nil
 }
 
 // Restore replaces a state folder by an image file: its server is the only

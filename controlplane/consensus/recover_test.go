@@ -3,6 +3,7 @@ package consensus
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -121,22 +122,25 @@ func TestImageAndRestore(t *testing.T) {
 	if err != nil || info.ClusterID != "cluster-1" || info.Objects != 1 || info.Version != n.State().Snapshot().ResourceVersion() {
 		t.Fatalf("%+v, %v", info, err)
 	}
-	for name, damage := range map[string]func([]byte) []byte{
-		"cut short":  func(b []byte) []byte { return b[:len(b)-100] },
-		"a bit flip": func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
-		"no header":  func(b []byte) []byte { return b[20:] },
-		"empty":      func([]byte) []byte { return nil },
-		"a newer one": func(b []byte) []byte {
-			b[7] = 99
-			return b
-		},
+	size := b.Len() - streamHeader
+	for name, c := range map[string]struct {
+		damage func([]byte) []byte
+		says   string // behind the file's name
+	}{
+		"cut short":             {func(b []byte) []byte { return b[:len(b)-100] }, fmt.Sprintf("the file is damaged: behind its header it has %d bytes and should have %d", size-100, size)},
+		"a bit flip":            {func(b []byte) []byte { b[len(b)/2] ^= 1; return b }, "the file is damaged: its checksum differs"},
+		"cut within the header": {func(b []byte) []byte { return b[:20] }, "the file is damaged: it ends within its header, after 20 bytes"},
+		"no header":             {func(b []byte) []byte { return b[20:] }, "it is no snapshot of dunlin's"},
+		"two bytes":             {func([]byte) []byte { return []byte("DS") }, "it is no snapshot of dunlin's"},
+		"empty":                 {func([]byte) []byte { return nil }, "it is no snapshot of dunlin's"},
+		"a newer one":           {func(b []byte) []byte { b[7] = 99; return b }, "written by a newer version: upgrade dunlin (format 99, known 1)"},
 	} {
 		bad := filepath.Join(tmp, "bad")
-		if err := os.WriteFile(bad, damage(bytes.Clone(b.Bytes())), 0o600); err != nil {
+		if err := os.WriteFile(bad, c.damage(bytes.Clone(b.Bytes())), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_ = os.Remove(filepath.Join(tmp, "x2"))
-		if _, err := ReadImageFile(bad, filepath.Join(tmp, "x2")); !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewerVersion) {
+		if _, err := ReadImageFile(bad, filepath.Join(tmp, "x2")); err == nil || err.Error() != bad+": "+c.says {
 			t.Errorf("%s: %v", name, err)
 		}
 		if _, err := Restore(t.Context(), testConfig(t, filepath.Join(tmp, "never")), bad); err == nil {
