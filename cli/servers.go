@@ -99,7 +99,9 @@ server recover'.`,
 			if err != nil {
 				return err
 			}
-			name, err := removeServer(cmd.Context(), cl, args[0])
+			name, err := removeServer(cmd.Context(), cl, args[0], removeWait, func() {
+				a.notef("waiting up to %v for a server that leads\n", removeWait)
+			})
 			if err != nil {
 				return err
 			}
@@ -109,27 +111,40 @@ server recover'.`,
 	}
 }
 
-func removeServer(ctx context.Context, cl *client.Client, name string) (string, error) {
+// removeServer waits for a server that leads, and says once that it does.
+func removeServer(ctx context.Context, cl *client.Client, name string, wait time.Duration, waiting func()) (string, error) {
 	body, err := json.Marshal(controlplane.RemoveServerRequest{Server: name})
 	if err != nil {
 		return "", fmt.Errorf("make request: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, removeWait)
+	limited, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	r := client.Request{Method: http.MethodPost, Path: controlplane.RemoveServerPath, ContentType: client.JSON, Body: body}
+	var last error
 	for {
 		var reply controlplane.RemoveServerReply
-		err := cl.JSON(ctx, r, &reply)
+		err := cl.JSON(limited, r, &reply)
 		var st *client.StatusError
-		if err == nil || !errors.As(err, &st) || st.Status.Code != http.StatusServiceUnavailable {
+		switch {
+		case errors.As(err, &st) && st.Status.Code == http.StatusServiceUnavailable:
+			if last == nil {
+				waiting()
+			}
+			last = err
+		case err == nil || ctx.Err() != nil || limited.Err() == nil:
 			return reply.Server, err
+		case last == nil:
+			last = err // no answer at all
 		}
 		t := time.NewTimer(time.Second) // it was the leader: another one takes over first
 		select {
 		case <-t.C:
-		case <-ctx.Done():
+		case <-limited.Done():
 			t.Stop()
-			return "", err
+			if ctx.Err() != nil {
+				return "", last
+			}
+			return "", fmt.Errorf("not removed within %v: %w. Start servers that are down; if most of those that vote are lost for good, stop one that is left and run 'dunlin server recover' on it (see its --help)", wait, last)
 		}
 	}
 }
