@@ -72,7 +72,7 @@ func OpenNodeIdentity(dir string) (*NodeIdentity, error) {
 			return nil, err
 		}
 	case err != nil:
-		return nil, fmt.Errorf("pki: node key: %w (remove %s and join again)", err, path)
+		return nil, fmt.Errorf("pki: node key: %w (no copy is good: remove %s and %[2]s.copy, or run 'dunlin agent reset', and join again)", err, path)
 	default:
 		if n.key, err = decodeKey(b); err != nil {
 			return nil, err

@@ -434,6 +434,27 @@ func TestNodeIdentityFiles(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(lost, nodeGrantFile+".damaged")); err != nil {
 		t.Errorf("the certificate without its key is not set aside: %v", err)
 	}
+	// Both copies of the key damaged: what the error names is enough.
+	damaged := filepath.Join(t.TempDir(), "identity")
+	must[*NodeIdentity](t)(OpenNodeIdentity(damaged))
+	key := filepath.Join(damaged, nodeKeyFile)
+	for _, f := range []string{key, key + ".copy"} {
+		if err := os.Truncate(f, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := OpenNodeIdentity(damaged)
+	if err == nil || !strings.Contains(err.Error(), "remove "+key+" and "+key+".copy, or run 'dunlin agent reset'") {
+		t.Fatalf("both keys damaged: %v", err)
+	}
+	for _, f := range []string{key, key + ".copy"} {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again := must[*NodeIdentity](t)(OpenNodeIdentity(damaged)); again.Joined() || again.Key() == nil {
+		t.Error("no new key")
+	}
 	// Both copies of the grant gone: same key, joins again.
 	for _, f := range []string{nodeGrantFile, nodeGrantFile + ".copy"} {
 		if err := os.WriteFile(filepath.Join(dir, f), make([]byte, 500), 0o600); err != nil {
