@@ -28,3 +28,22 @@ func TestWhatOnlyDelaysAJoin(t *testing.T) {
 		}
 	}
 }
+
+// What is wrong with the wish for a token is said by the flags that it has.
+func TestTokenOptionsRefused(t *testing.T) {
+	for want, o := range map[string]TokenOptions{
+		"--node-name=Bad_Name is no name for a node; bad-name would be one":                       {Name: "Bad_Name"},
+		"--node-name=___ is no name for a node: small letters, digits, '-' and '.' are wanted":    {Name: "___"},
+		"--node-name=a is the name of one node, and --uses=3 lets 3 join: leave one of them out":  {Name: "a", Uses: 3},
+		"--server makes one for a server, and --node-name=x is for a node: leave one of them out": {Name: "x", Server: true},
+	} {
+		if err := o.check(); !errors.Is(err, ErrTokenOptions) || err.Error() != "no join token was made: "+want {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	for _, o := range []TokenOptions{{}, {Uses: 3}, {Server: true}, {Name: "shop-12"}, {Name: "shop-12", Uses: 1}} {
+		if err := o.check(); err != nil {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}

@@ -52,18 +52,21 @@ type TokenOptions struct {
 }
 
 // ErrTokenOptions says that a token like that cannot be made.
-var ErrTokenOptions = errors.New("no such join token")
+var ErrTokenOptions = errors.New("no join token was made")
 
 func (o TokenOptions) check() error {
+	clean := CleanName(o.Name)
 	switch {
 	case o.Name == "":
 		return nil
 	case o.Server:
-		return fmt.Errorf("%w: a node's name, for a server", ErrTokenOptions)
+		return fmt.Errorf("%w: --server makes one for a server, and --node-name=%s is for a node: leave one of them out", ErrTokenOptions, o.Name)
 	case o.Uses > 1:
-		return fmt.Errorf("%w: one name for %d nodes", ErrTokenOptions, o.Uses)
-	case CleanName(o.Name) != o.Name:
-		return fmt.Errorf("%w: %q is no name of a node; %q would be", ErrTokenOptions, o.Name, CleanName(o.Name))
+		return fmt.Errorf("%w: --node-name=%s is the name of one node, and --uses=%d lets %[3]d join: leave one of them out", ErrTokenOptions, o.Name, o.Uses)
+	case clean == "":
+		return fmt.Errorf("%w: --node-name=%s is no name for a node: small letters, digits, '-' and '.' are wanted", ErrTokenOptions, o.Name)
+	case clean != o.Name:
+		return fmt.Errorf("%w: --node-name=%s is no name for a node; %s would be one", ErrTokenOptions, o.Name, clean)
 	}
 	return nil
 }
