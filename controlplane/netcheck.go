@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -118,16 +119,34 @@ func (s *Server) netCheck(ctx context.Context) NetCheckReply {
 			out.Names[r.Address] = r.From
 		}
 	}
-	seen := map[string]bool{} // a server and its node share one member
-	for i := range out.Reports {
-		r := &out.Reports[i]
-		if seen[r.Address] {
+	slices.SortFunc(out.Reports, func(a, b gossip.NetReport) int { return strings.Compare(a.From, b.From) })
+	eachOnce(out.Reports)
+	return out
+}
+
+// eachOnce leaves every path in one report: a server and its node are one
+// process, which is one member and has one way to every server, and both tell
+// of them. Results that differ stay.
+func eachOnce(reports []gossip.NetReport) {
+	type way struct {
+		from string
+		to   gossip.Dial
+	}
+	members, ways := map[string]bool{}, map[way]bool{}
+	for i := range reports {
+		r := &reports[i]
+		if r.Address != "" && members[r.Address] {
 			r.Members = nil
 		}
-		seen[r.Address] = true
+		members[r.Address] = true
+		from := cmp.Or(r.Address, r.From) // a member's address is a process's
+		r.Servers = slices.DeleteFunc(r.Servers, func(d gossip.Dial) bool {
+			w := way{from, d}
+			known := ways[w]
+			ways[w] = true
+			return known
+		})
 	}
-	slices.SortFunc(out.Reports, func(a, b gossip.NetReport) int { return strings.Compare(a.From, b.From) })
-	return out
 }
 
 func (s *Server) getNetCheck(w http.ResponseWriter, r *http.Request) {
