@@ -302,7 +302,7 @@ func TestGrowServeShrink(t *testing.T) {
 func usedLine(t *testing.T, s *testServer) *pki.JoinLine {
 	t.Helper()
 	line := s.joinLine(true)
-	must(t, join(t.Context(), t.TempDir(), *line, nil, clock.System, slog.New(slog.DiscardHandler)))
+	must(t, join(t.Context(), Config{StateDir: t.TempDir(), Join: line, Clock: clock.System, Log: slog.New(slog.DiscardHandler)}))
 	return line
 }
 

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -71,7 +70,7 @@ func joinIfNew(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("server id: %w", err)
 	}
 	if !have {
-		return join(ctx, cfg.StateDir, *cfg.Join, cfg.Dial, cfg.Clock, cfg.Log)
+		return join(ctx, cfg)
 	}
 	ca, err := pki.LoadCA(filepath.Join(cfg.StateDir, "pki"), cfg.Clock)
 	if err == nil && ca.Pin() != cfg.Join.Pin {
@@ -85,24 +84,24 @@ func joinIfNew(ctx context.Context, cfg Config) error {
 // mutually authenticated TLS, the keys that every server has. The server's id
 // is written last: before it the folder is nothing, and the same line, once
 // more, goes on with the same key.
-func join(ctx context.Context, dir string, line pki.JoinLine, dial peers.DialFunc, clk clock.Clock, log *slog.Logger) error {
-	if dial == nil {
-		dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+func join(ctx context.Context, cfg Config) error {
+	if cfg.Dial == nil {
+		cfg.Dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
 	}
-	key, err := joinKey(filepath.Join(dir, "pki", "join.key"))
+	key, err := joinKey(filepath.Join(cfg.StateDir, "pki", "join.key"))
 	if err != nil {
 		return err
 	}
 	for {
-		err := joinOnce(ctx, dir, line, key, dial, clk, log)
+		err := joinOnce(ctx, cfg, key)
 		if err == nil {
-			_ = os.Remove(filepath.Join(dir, "pki", "join.key")) // it has done its work
+			_ = os.Remove(filepath.Join(cfg.StateDir, "pki", "join.key")) // it has done its work
 			return nil
 		}
 		if errors.Is(err, ErrJoin) || errors.Is(err, pki.ErrUntrusted) {
 			return err
 		}
-		log.Info("no server can be reached yet", "err", err, "again_in", joinRetry)
+		cfg.Log.Info("no server can be reached yet", "err", err, "again_in", joinRetry)
 		t := time.NewTimer(joinRetry)
 		select {
 		case <-t.C:
@@ -121,7 +120,7 @@ func joinKey(path string) (*ecdsa.PrivateKey, error) {
 	return key, err
 }
 
-func joinOnce(ctx context.Context, dir string, line pki.JoinLine, key *ecdsa.PrivateKey, dial peers.DialFunc, clk clock.Clock, log *slog.Logger) error {
+func joinOnce(ctx context.Context, cfg Config, key *ecdsa.PrivateKey) error {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
@@ -129,10 +128,10 @@ func joinOnce(ctx context.Context, dir string, line pki.JoinLine, key *ecdsa.Pri
 		return fmt.Errorf("%w: make request: %w", ErrJoin, err)
 	}
 	var errs []error
-	for _, addr := range line.Servers {
-		reply, err := askToJoin(ctx, addr, line, csr, dial)
+	for _, addr := range cfg.Join.Servers {
+		reply, err := askToJoin(ctx, addr, *cfg.Join, csr, cfg.Dial)
 		if err == nil {
-			return takeKeys(ctx, dir, line, reply, key, dial, clk, log)
+			return takeKeys(ctx, cfg, reply, key)
 		}
 		if errors.Is(err, ErrJoin) || errors.Is(err, pki.ErrUntrusted) {
 			return err
@@ -182,7 +181,8 @@ func askToJoin(ctx context.Context, addr string, line pki.JoinLine, csr []byte, 
 
 // takeKeys asks, with the new certificate, for what every server has, and
 // writes the folder.
-func takeKeys(ctx context.Context, dir string, line pki.JoinLine, reply *wire.JoinReply, key *ecdsa.PrivateKey, dial peers.DialFunc, clk clock.Clock, log *slog.Logger) error {
+func takeKeys(ctx context.Context, cfg Config, reply *wire.JoinReply, key *ecdsa.PrivateKey) error {
+	dir, line := cfg.StateDir, cfg.Join
 	ca, err := x509.ParseCertificate(reply.CA)
 	if err != nil {
 		return fmt.Errorf("%w: authority: %w", ErrJoin, err)
@@ -197,7 +197,7 @@ func takeKeys(ctx context.Context, dir string, line pki.JoinLine, reply *wire.Jo
 	}
 	defer func() { _ = book.Close() }()
 	mesh, err := peers.New(peers.Config{
-		ID: reply.NodeUID, ClusterID: reply.ClusterID, Epoch: func() uint64 { return reply.Epoch }, Roots: []*x509.Certificate{ca}, Book: book, Dial: dial, Log: log,
+		ID: reply.NodeUID, ClusterID: reply.ClusterID, Version: cfg.Version, Epoch: func() uint64 { return reply.Epoch }, Roots: []*x509.Certificate{ca}, Book: book, Dial: cfg.Dial, Log: cfg.Log,
 		Certificate: func() (*tls.Certificate, error) {
 			return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
 		},
@@ -217,7 +217,7 @@ func takeKeys(ctx context.Context, dir string, line pki.JoinLine, reply *wire.Jo
 	if err := mesh.Call(ctx, from, &wire.ServerKeysRequest{}, keys); err != nil {
 		return fmt.Errorf("ask for the cluster's keys: %w", err)
 	}
-	if err := writeKeys(dir, reply, keys, clk); err != nil {
+	if err := writeKeys(dir, reply, keys, cfg.Clock); err != nil {
 		return err
 	}
 	j := joined{Servers: slices.Compact(append(slices.Clone(line.Servers), reply.Servers...)), Epoch: keys.Epoch}
@@ -228,7 +228,7 @@ func takeKeys(ctx context.Context, dir string, line pki.JoinLine, reply *wire.Jo
 	if err := atomicfile.Write(filepath.Join(dir, joinedFile), b, 0o600); err != nil {
 		return err
 	}
-	log.Info("this server has the keys of the cluster", "cluster", reply.ClusterID, "server", reply.NodeUID)
+	cfg.Log.Info("this server has the keys of the cluster", "cluster", reply.ClusterID, "server", reply.NodeUID)
 	return saveIdentity(dir, identity{server: reply.NodeUID, cluster: reply.ClusterID})
 }
 

@@ -42,15 +42,23 @@ var ErrLevel = errors.New("the feature level stays")
 
 // decideLevel is the level to raise a cluster to, of which every server said
 // what it understands. want 0 is as high as possible; the level as it is means
-// that there is nothing to do.
+// that there is nothing to do: no server understands more.
 func decideLevel(now, want uint32, servers []levelReport) (uint32, error) {
+	newest := uint32(0)
+	for _, s := range servers {
+		if s.Err != nil {
+			return now, fmt.Errorf("%w at %d: server %s does not say what it understands (%w): start it, or take it out of the cluster with 'dunlin server remove %s'", ErrLevel, now, s.Name, s.Err, s.Name)
+		}
+		newest = max(newest, s.Level)
+	}
+	least := want // of every server
+	if want == 0 && newest > now {
+		least = now + 1
+	}
 	most := ^uint32(0)
 	for _, s := range servers {
-		switch {
-		case s.Err != nil:
-			return now, fmt.Errorf("%w at %d: server %s does not say what it understands (%w): start it, or take it out of the cluster with 'dunlin server remove %s'", ErrLevel, now, s.Name, s.Err, s.Name)
-		case s.Level < want:
-			return now, fmt.Errorf("%w at %d: server %s, version %q, understands level %d: upgrade it first", ErrLevel, now, s.Name, s.Version, s.Level)
+		if s.Level < least {
+			return now, fmt.Errorf("%w at %d: server %s, %s, understands level %d: upgrade it first", ErrLevel, now, s.Name, feature.Build(s.Version), s.Level)
 		}
 		most = min(most, s.Level)
 	}

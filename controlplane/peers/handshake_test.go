@@ -32,6 +32,8 @@ func TestJudge(t *testing.T) {
 		"too old":           {change: func(h *wire.Hello) { h.Feature = feature.Oldest - 1 }, want: "too old"},
 		"cluster's level":   {level: feature.Level},
 		"below the cluster": {level: feature.Level + 1, want: "the cluster is at level"},
+		"tells no version":  {level: feature.Level + 1, want: "its unknown version understands feature level"},
+		"tells its version": {change: func(h *wire.Hello) { h.Version = "0.1" }, level: feature.Level + 1, want: `its version "0.1" understands feature level`},
 		"newer build":       {change: func(h *wire.Hello) { h.Feature = feature.Level + 1 }},
 	} {
 		h := good

@@ -43,7 +43,7 @@ func judge(cluster string, epoch uint64, level uint32, h *wire.Hello, removed bo
 	case removed:
 		return "it was removed from the cluster; remove its state and join it again", 0
 	case h.Feature < level:
-		return fmt.Sprintf("its version %q understands feature level %d, and the cluster is at level %d; upgrade it", h.Version, h.Feature, level), 0
+		return fmt.Sprintf("its %s understands feature level %d, and the cluster is at level %d; upgrade it", feature.Build(h.Version), h.Feature, level), 0
 	case tooOld != nil:
 		return fmt.Sprintf("its %v; upgrade it", tooOld), 0
 	}

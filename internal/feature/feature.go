@@ -35,5 +35,13 @@ type TooOldError struct {
 
 // Error implements error.
 func (e *TooOldError) Error() string {
-	return fmt.Sprintf("version %q is too old: it understands feature level %d, and %d is needed", e.Version, e.Level, e.Needed)
+	return fmt.Sprintf("%s is too old: it understands feature level %d, and %d is needed", Build(e.Version), e.Level, e.Needed)
+}
+
+// Build names a version in a sentence; "" is that of a build that told none.
+func Build(version string) string {
+	if version == "" {
+		return "unknown version"
+	}
+	return fmt.Sprintf("version %q", version)
 }

@@ -25,6 +25,14 @@ func TestCommon(t *testing.T) {
 			t.Fatalf("level %d with one of %d", level, theirs)
 		}
 	})
+	for version, want := range map[string]string{
+		"0.1": `version "0.1" is too old: it understands feature level 1, and 2 is needed`,
+		"":    "unknown version is too old: it understands feature level 1, and 2 is needed",
+	} {
+		if got := (&TooOldError{Version: version, Level: 1, Needed: 2}).Error(); got != want {
+			t.Errorf("%q: %s", version, got)
+		}
+	}
 	if Oldest > 1 && Level-Oldest != 2 {
 		t.Errorf("level %d accepts those from %d on", Level, Oldest)
 	}
