@@ -26,6 +26,7 @@ import (
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/internal/version"
 	"github.com/dunlin-project/dunlin/node/board"
+	"github.com/dunlin-project/dunlin/pki"
 )
 
 type serverOptions struct {
@@ -149,7 +150,9 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 func (o serverOptions) node(ctx context.Context, s *controlplane.Server, cfg controlplane.Config, held *machineClaims, log *slog.Logger) error {
 	o.besideServer = true
 	line := ""
-	if !joinedAlready(o.nodeOptions) {
+	// Not joinedAlready: a certificate whose key was removed is none. Of an
+	// identity that cannot be read joinNode says why.
+	if id, err := pki.OpenNodeIdentity(filepath.Join(o.state, "node", "identity")); err == nil && !id.Joined() {
 		if err := s.WaitReady(ctx); err != nil {
 			return ignoreCanceled(err)
 		}
