@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -128,6 +129,9 @@ func (c *controller) look(now time.Time) (changed []string) {
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.verdicts == nil {
+		c.assessor.resume(c.heldBack(zones), now)
+	}
 	next := c.assessor.assess(leases, zones, c.givenUp, now)
 	for name, v := range next {
 		if c.verdicts[name] != v {
@@ -136,6 +140,25 @@ func (c *controller) look(now time.Time) (changed []string) {
 	}
 	c.verdicts = next
 	return changed
+}
+
+// heldBack are the nodes, with their zones, that are silent and whose pods
+// stay because of the zone: under the leader before.
+func (c *controller) heldBack(zones map[string]string) map[string]string {
+	out := map[string]string{}
+	for name, zone := range zones {
+		obj, err := c.env.Store.Get(nodeGK, "", name)
+		if err != nil {
+			continue
+		}
+		n, ok := obj.(*corev1.Node)
+		if ok && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == ConditionHeld && c.Status == corev1.ConditionTrue && c.Reason != reasonLimited
+		}) {
+			out[name] = zone
+		}
+	}
+	return out
 }
 
 // givenUp says that the node's pods were moved before: under an earlier

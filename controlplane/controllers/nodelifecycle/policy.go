@@ -116,11 +116,22 @@ type watched struct {
 	proven  bool // a renewal or an expiry was seen in this term
 	granted bool
 	silent  bool
+	held    bool      // silent under the leader before, with its zone
 	since   time.Time // silent since
 }
 
 func newAssessor(leaderZone string, every time.Duration) *assessor {
 	return &assessor{leaderZone: cmp.Or(leaderZone, DefaultZone), every: every, nodes: map[string]*watched{}, zones: map[string]*Bucket{}, froze: map[string]time.Time{}}
+}
+
+// resume takes over from the leader before: nodes, with their zones, whose pods
+// it held back because of their zone. They may be on their way back: nodes of
+// their zone may have come a moment ago.
+func (a *assessor) resume(held map[string]string, now time.Time) {
+	for name, zone := range held {
+		a.nodes[name] = &watched{held: true, since: now}
+		a.froze[cmp.Or(zone, DefaultZone)] = now
+	}
 }
 
 // assess judges all nodes. zones gives each existing node's zone; granted
@@ -210,7 +221,10 @@ func (a *assessor) note(name string, info LeaseInfo, now time.Time) {
 		a.nodes[name] = w
 	}
 	w.proven = w.proven || info.Renewed || info.Expired
-	if info.Expired && !w.silent {
+	if info.Renewed && !info.Expired {
+		w.held = false
+	}
+	if info.Expired && !w.silent && !w.held {
 		w.since = now
 	}
 	w.silent = info.Expired

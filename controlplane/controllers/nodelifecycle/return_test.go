@@ -14,6 +14,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/loop"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
+	"github.com/dunlin-project/dunlin/wire"
 )
 
 // A node that came back since the last look at the leases is not called
@@ -137,4 +138,37 @@ func TestNewLeaderRevivesNobody(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A link heals, its nodes come back one by one, and in between another server
+// leads: who is late is still not dead for it.
+func TestThawGoesOnUnderANewLeader(t *testing.T) {
+	w := fixture.New(t)
+	names := []string{"n0", "n1", "n2", "n3"}
+	leases := &fakeLeases{m: map[string]LeaseInfo{}}
+	for _, n := range names {
+		w.AddNode(n)
+		leases.set(n, LeaseInfo{Expired: true})
+	}
+	w.Settle(newForTest(w, leases)) // all are silent: their zone is frozen
+
+	for _, n := range names[1:] {
+		leases.set(n, LeaseInfo{Renewed: true})
+	}
+	leases.set("n0", LeaseInfo{})
+	c, nodes := newLooking(w, leases)
+	start := time.Now()
+	leases.set("n0", LeaseInfo{Expired: true})
+	for _, at := range []time.Duration{10 * time.Second, wire.ReconnectMost - time.Second} {
+		c.look(start.Add(at))
+		w.Settle(nodes)
+		if n := fixture.Get[*corev1.Node](w, fixture.Node, "", "n0"); unreachable(n, corev1.TaintEffectNoExecute) {
+			t.Fatalf("after %s: it may be on its way, and is given up", at)
+		}
+	}
+	c.look(start.Add(wire.ReconnectMost + time.Second))
+	w.Settle(nodes)
+	if n := fixture.Get[*corev1.Node](w, fixture.Node, "", "n0"); !unreachable(n, corev1.TaintEffectNoExecute) {
+		t.Fatal("it stays away, and is not given up")
+	}
 }
