@@ -132,10 +132,22 @@ func (a *app) describeLink(ctx context.Context, c *client.Client) error {
 	}
 	a.field("Agent", "%s, up for %s", s.Version, duration.HumanDuration(s.Uptime))
 	a.field("Control plane", "%s", linkText(&s))
-	if !s.Connected {
-		a.field("Next", "%s", "what runs here goes on; connecting is tried again by itself, so look at the network and the servers ("+strings.Join(s.Servers, ", ")+")")
+	if next := nextOfLink(&s); next != "" {
+		a.field("Next", "%s", next)
 	}
 	return nil
+}
+
+// nextOfLink is what to do about the connection; "" is nothing. Who is refused
+// for good is told by the servers what helps.
+func nextOfLink(s *view.Status) string {
+	switch {
+	case s.Connected:
+		return ""
+	case strings.Contains(s.Reason, "dunlin agent reset"):
+		return "the servers answer and refuse this node for good: do what they say above; waiting does not help"
+	}
+	return "what runs here goes on; connecting is tried again by itself, so look at the network and the servers (" + strings.Join(s.Servers, ", ") + ")"
 }
 
 func linkText(s *view.Status) string {
