@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -70,13 +71,13 @@ func bootName(boot string) string {
 // admit decides whether a new session may take the node's place: the newest
 // of one boot wins; of two boots the one that renews, which an agent that
 // restarted does not.
-func (s *Server) admit(ctx context.Context, sess *session) (refused string, copied bool) {
+func (s *Server) admit(ctx context.Context, c net.Conn, sess *session) (refused string, copied bool) {
 	if reason := s.claimName(ctx, sess); reason != "" {
 		return reason, false
 	}
 	old := s.sessionOf(sess.uid)
 	if b := s.twinBoot(sess.node); b != "" && (b == bootName(machineOf(sess.boot)) || b == bootName(sess.boot)) {
-		return s.clone(ctx, old, sess, b), true
+		return s.cloneOrGone(ctx, c, old, sess, b)
 	}
 	if old == nil || old.boot == sess.boot {
 		return "", false
@@ -93,7 +94,7 @@ func (s *Server) admit(ctx context.Context, sess *session) (refused string, copi
 	defer t.Stop()
 	for {
 		if at, _ := s.leases.lastRenewal(old.node); at.After(since.Add(cloneLate)) && s.sessionOf(sess.uid) == old && !over(old.conn) {
-			return s.clone(ctx, old, sess, boot), true
+			return s.cloneOrGone(ctx, c, old, sess, boot)
 		}
 		if time.Since(since) > cloneWait {
 			return "", false
@@ -106,6 +107,16 @@ func (s *Server) admit(ctx context.Context, sess *session) (refused string, copi
 		case <-t.C:
 		}
 	}
+}
+
+// cloneOrGone refuses a copy, unless it has hung up meanwhile: an agent that is
+// killed while its greeting waits for a leader, and starts again at once, would
+// be its own copy.
+func (s *Server) cloneOrGone(ctx context.Context, c net.Conn, old, sess *session, boot string) (refused string, copied bool) {
+	if hungUp(c) {
+		return "the node hung up", false
+	}
+	return s.clone(ctx, old, sess, boot), true
 }
 
 func over(c *wire.Conn) bool {

@@ -3,8 +3,10 @@ package nodeapi
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/dunlin-project/dunlin/controlplane/listener"
@@ -40,7 +42,7 @@ func (s *Server) welcome(ctx context.Context, c *listener.Conn) *session {
 		reply.Refused, reply.Leader = elsewhere, leader
 	}
 	if reply.Refused == "" && !sess.limited {
-		reply.Refused, reply.Stop = s.admit(ctx, sess)
+		reply.Refused, reply.Stop = s.admit(ctx, c, sess)
 	}
 	if reply.Refused == "" {
 		if sess.leaseKey, err = pki.LeaseKey(c.TLS); err != nil {
@@ -85,6 +87,18 @@ func readHello(c *listener.Conn) (*wire.Hello, error) {
 	_ = c.SetReadDeadline(time.Time{})
 	return hello, nil
 }
+
+// hungUp says whether the other end of a connection, which waits for an answer
+// and says nothing meanwhile, has closed it. What it says all the same is lost.
+func hungUp(c net.Conn) bool {
+	_ = c.SetReadDeadline(time.Now().Add(hungUpWait))
+	defer func() { _ = c.SetReadDeadline(time.Time{}) }()
+	_, err := c.Read(make([]byte, 1))
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// hungUpWait is how long an end that is here already takes to be read.
+const hungUpWait = 20 * time.Millisecond
 
 func (s *Server) hello() *wire.Hello {
 	return &wire.Hello{

@@ -331,6 +331,30 @@ func TestCloneOnTheSameKernel(t *testing.T) {
 	b.stop()
 }
 
+// An agent is killed while its greeting is looked at, and the next one is in:
+// what hung up is no copy.
+func TestWhoHungUpIsNoCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := memnet.New()
+		s := startSim(t, n, nil)
+		id := s.enroll("n1")
+		a := runLink(t, id, func(c *link.Config) { c.Dial = n.Dialer("n1") })
+		time.Sleep(5 * time.Second)
+		for i := range 10 {
+			killed := runLink(t, id, func(c *link.Config) { c.Dial, c.BootID = n.Dialer("n1"), fmt.Sprint("boot-", 100+i) })
+			time.Sleep(time.Duration(i+1) * 50 * time.Millisecond)
+			killed.stop()
+			time.Sleep(10 * time.Second)
+		}
+		synctest.Wait()
+		if mark := s.node("n1").Labels[manifests.LabelDuplicate]; mark != "" || !a.Connected() || a.Status().Attempts != 1 {
+			t.Errorf("marked %q; %+v", mark, a.Status())
+		}
+		a.stop()
+		s.stop()
+	})
+}
+
 // The mark of a copied node goes when the copy does not come any more, also
 // under another leader.
 func TestTwinGoes(t *testing.T) {
