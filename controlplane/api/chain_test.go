@@ -178,6 +178,9 @@ func TestReadsWithoutQuorumSaySo(t *testing.T) {
 	if r.code != 200 || !strings.Contains(r.header.Get("Warning"), "may be out of date: no quorum") {
 		t.Errorf("HTTP %d, warning %q", r.code, r.header.Get("Warning"))
 	}
+	if r := w.do("GET", pods+"/nowhere", ""); r.code != 404 || !strings.Contains(r.header.Get("Warning"), "may be out of date") {
+		t.Errorf("that there is none may be out of date, too: HTTP %d, warning %q", r.code, r.header.Get("Warning"))
+	}
 	if r := w.do("GET", pods+"?resourceVersion=0", ""); r.header.Get("Warning") != "" {
 		t.Errorf("any version was asked, warning %q", r.header.Get("Warning"))
 	}

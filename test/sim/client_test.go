@@ -101,10 +101,10 @@ func (c *client) call(ctx context.Context, method, path, contentType string, in,
 	case resp.StatusCode >= 500:
 		c.at.Add(1)
 		return unknown, resp.StatusCode, fmt.Errorf("%s: %s", resp.Status, short(b))
+	case method == http.MethodGet && len(resp.Header.Values("Warning")) > 0:
+		return unknown, resp.StatusCode, errStale // also that there is none
 	case resp.StatusCode >= 400:
 		return refused, resp.StatusCode, fmt.Errorf("%s: %s", resp.Status, short(b))
-	case method == http.MethodGet && len(resp.Header.Values("Warning")) > 0:
-		return unknown, resp.StatusCode, errStale
 	}
 	if out != nil {
 		return done, resp.StatusCode, json.Unmarshal(b, out)
