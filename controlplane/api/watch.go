@@ -55,7 +55,7 @@ type watchStream struct {
 	buf  []byte
 	rows bool // a Table with its headers was sent
 
-	turn *place // to encode and send what is there; nil between that
+	turn *place // to encode and send what is there; given back in between
 }
 
 func (w *watchStream) run(ctx context.Context) error {

@@ -44,14 +44,7 @@ func TestReadyPodLosesItsMark(t *testing.T) {
 	w := fixture.New(t)
 	w.AddNode("n1")
 	w.AddNode("n2")
-	one := int32(1)
-	tpl := fixture.Template("a")
-	w.Create(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"},
-		Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}})
-	sets := replicaset.New(w.Env())
-	w.Settle(sets)
-	w.BindAll("n1")
-	w.Report(nil)
+	sets := onePodOn(w, "n1")
 	leases := &fakeLeases{m: map[string]LeaseInfo{"n1": {Expired: true}, "n2": {Renewed: true}}}
 	c, nodes := newLooking(w, leases)
 	w.Settle(nodes, sets)
@@ -92,14 +85,7 @@ func TestNewLeaderRevivesNobody(t *testing.T) {
 		w := fixture.New(t)
 		w.AddNode("dead")
 		w.AddNode("alive")
-		one := int32(1)
-		tpl := fixture.Template("a")
-		w.Create(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"},
-			Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}})
-		sets := replicaset.New(w.Env())
-		w.Settle(sets)
-		w.BindAll("dead")
-		w.Report(nil)
+		sets := onePodOn(w, "dead")
 		w.Settle(newForTest(w, &fakeLeases{m: map[string]LeaseInfo{"dead": {Expired: true}, "alive": {Renewed: true}}}), sets)
 		w.BindAll("alive")
 		w.Silent["dead"] = true
@@ -171,4 +157,17 @@ func TestThawGoesOnUnderANewLeader(t *testing.T) {
 	if n := fixture.Get[*corev1.Node](w, fixture.Node, "", "n0"); !unreachable(n, corev1.TaintEffectNoExecute) {
 		t.Fatal("it stays away, and is not given up")
 	}
+}
+
+// onePodOn makes a ReplicaSet of one pod, which runs on the node.
+func onePodOn(w *fixture.World, node string) *loop.Controller {
+	one := int32(1)
+	tpl := fixture.Template("a")
+	w.Create(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"},
+		Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: tpl.Labels}, Template: tpl}})
+	sets := replicaset.New(w.Env())
+	w.Settle(sets)
+	w.BindAll(node)
+	w.Report(nil)
+	return sets
 }
