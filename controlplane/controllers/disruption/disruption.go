@@ -31,7 +31,8 @@ import (
 )
 
 // deletionTimeout is how long an evicted pod counts as going before it counts
-// again.
+// again, from when this controller saw it: the time in disruptedPods is of
+// whichever server evicted, and servers' clocks may be hours apart.
 const deletionTimeout = 2 * time.Minute
 
 var (
@@ -45,11 +46,19 @@ var scaled = []schema.GroupKind{
 	{Group: appsv1.GroupName, Kind: "StatefulSet"}, {Kind: "ReplicationController"},
 }
 
-type controller struct{ env loop.Env }
+type controller struct {
+	env loop.Env
+	// going has, for each budget, the evicted pods that may still be there.
+	// Its one worker owns it. A new leader's is empty: it waits longer.
+	going map[state.Key]map[string]evicted
+}
+
+// evicted is one entry of disruptedPods, and when it was seen first.
+type evicted struct{ at, seen time.Time }
 
 // New makes the disruption controller.
 func New(env loop.Env) *loop.Controller {
-	c := &controller{env: env}
+	c := &controller{env: env, going: map[state.Key]map[string]evicted{}}
 	sources := []loop.Source{loop.Self(gk.String()), {Kind: podGK.String(), Keys: c.onPod}}
 	for _, k := range scaled {
 		sources = append(sources, loop.Source{Kind: k.String(), Keys: c.onScale})
@@ -99,6 +108,7 @@ func (c *controller) selector(r *state.Record) (labels.Selector, error) {
 func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duration, error) {
 	obj, err := c.env.Store.Get(gk, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
+		delete(c.going, key)
 		return 0, nil
 	}
 	if err != nil {
@@ -137,11 +147,31 @@ func (c *controller) reconcile(ctx context.Context, key state.Key) (time.Duratio
 		return true
 	})
 	now := c.env.Clock.Now()
-	st, wait, err := computeStatus(b, pods, scales, broken, now)
+	st, wait, err := computeStatus(b, pods, scales, broken, c.see(key, b.Status.DisruptedPods, now), now)
 	if err != nil {
 		c.env.Events.Event(events.Ref(gk, b), events.Warning, "CalculateExpectedPodCountFailed", "Failed to calculate the number of expected pods: "+err.Error())
 	}
 	return wait, c.write(ctx, b, st)
+}
+
+// see returns how long each evicted pod still counts as going, and remembers
+// those that are new. While the clock is not trusted they all go on counting.
+func (c *controller) see(key state.Key, pods map[string]metav1.Time, now time.Time) map[string]time.Duration {
+	if len(pods) == 0 {
+		delete(c.going, key)
+		return nil
+	}
+	trusted := c.env.Trust == nil || c.env.Trust() == nil
+	known, left := make(map[string]evicted, len(pods)), make(map[string]time.Duration, len(pods))
+	for name, at := range pods {
+		e, ok := c.going[key][name]
+		if !ok || !e.at.Equal(at.Time) || e.seen.After(now) || !trusted {
+			e = evicted{at: at.Time, seen: now}
+		}
+		known[name], left[name] = e, deletionTimeout-now.Sub(e.seen)
+	}
+	c.going[key] = known
+	return left
 }
 
 // scale is how many pods the controller of a pod shall have, and whose number
@@ -176,8 +206,9 @@ type member struct {
 }
 
 // computeStatus counts. scales has each owner's wanted number; broken is set
-// if one could not be found. wait is when an evicted pod counts again. Pure.
-func computeStatus(b *policyv1.PodDisruptionBudget, pods []member, scales map[string]int32, broken error, now time.Time) (st policyv1.PodDisruptionBudgetStatus, wait time.Duration, err error) {
+// if one could not be found; going has how long evicted pods still count as
+// such. wait is when the first of them counts again. Pure.
+func computeStatus(b *policyv1.PodDisruptionBudget, pods []member, scales map[string]int32, broken error, going map[string]time.Duration, now time.Time) (st policyv1.PodDisruptionBudgetStatus, wait time.Duration, err error) {
 	st = *b.Status.DeepCopy()
 	expected, desired, err := expectation(b, pods, scales, broken)
 	if err != nil {
@@ -192,8 +223,7 @@ func computeStatus(b *policyv1.PodDisruptionBudget, pods []member, scales map[st
 			continue
 		}
 		if at, ok := b.Status.DisruptedPods[p.name]; ok {
-			// A time in the future is of another server's clock; it counts as now.
-			if left := deletionTimeout - max(now.Sub(at.Time), 0); left > 0 {
+			if left := going[p.name]; left > 0 {
 				if st.DisruptedPods == nil {
 					st.DisruptedPods = map[string]metav1.Time{}
 				}

@@ -21,6 +21,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/controllers/replicaset"
 	"github.com/dunlin-project/dunlin/controlplane/eviction"
 	"github.com/dunlin-project/dunlin/controlplane/registry"
+	"github.com/dunlin-project/dunlin/controlplane/state"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -62,7 +63,7 @@ func TestComputeStatus(t *testing.T) {
 		"nothing":                         {minAvailable(intstr.FromInt32(0)), nil, 0, 0, 0, 0, 0},
 		"leaving and not ready count not": {minAvailable(intstr.FromInt32(1)), append(ready(1), member{name: "x", leaving: true, ready: true}, member{name: "y"}), 3, 0, 1, 1, 3},
 	} {
-		st, _, err := computeStatus(budget(c.spec), c.pods, map[string]int32{"o": c.scale}, nil, now)
+		st, _, err := computeStatus(budget(c.spec), c.pods, map[string]int32{"o": c.scale}, nil, nil, now)
 		if err != nil || st.DisruptionsAllowed != c.allowed || st.CurrentHealthy != c.healthy || st.DesiredHealthy != c.desired || st.ExpectedPods != c.expected {
 			t.Errorf("%s: %+v, %v", name, st, err)
 		}
@@ -72,11 +73,11 @@ func TestComputeStatus(t *testing.T) {
 	}
 	b := budget(minAvailable(intstr.FromInt32(1)))
 	b.Status.DisruptedPods = map[string]metav1.Time{"a": metav1.NewTime(now.Add(-time.Minute)), "gone": metav1.NewTime(now)}
-	st, wait, _ := computeStatus(b, ready(2), nil, nil, now)
+	st, wait, _ := computeStatus(b, ready(2), nil, nil, map[string]time.Duration{"a": time.Minute, "gone": time.Hour}, now)
 	if st.CurrentHealthy != 1 || st.DisruptionsAllowed != 0 || wait != time.Minute || len(st.DisruptedPods) != 1 {
 		t.Errorf("evicted a moment ago: %+v, again after %v", st, wait)
 	}
-	if st, wait, _ = computeStatus(b, ready(2), nil, nil, now.Add(time.Minute)); st.CurrentHealthy != 2 || wait != 0 || len(st.DisruptedPods) != 0 {
+	if st, wait, _ = computeStatus(b, ready(2), nil, nil, map[string]time.Duration{"a": 0}, now); st.CurrentHealthy != 2 || wait != 0 || len(st.DisruptedPods) != 0 {
 		t.Errorf("was not deleted after all: %+v", st)
 	}
 }
@@ -152,6 +153,56 @@ func TestEvictionKeepsTheBudget(t *testing.T) {
 	w.turn()
 	if err := w.evict(pods[1].Name); err != nil {
 		t.Fatalf("after the replacement: %v", err)
+	}
+}
+
+// The server that evicts and the one that counts need not agree on the time,
+// nor need the clock run evenly.
+func TestEvictionsOfAnotherClock(t *testing.T) {
+	for name, off := range map[string]time.Duration{"behind": -time.Hour, "ahead": time.Hour} {
+		w := newWorld(t, 3, budget(minAvailable(intstr.FromInt32(2))))
+		pods := w.pods()
+		evict := func(p *corev1.Pod, writes int) error {
+			return eviction.Evict(context.Background(), &fixture.Mortal{Store: w.Store, Left: writes}, "default", p.Name, registry.DeleteOptions{},
+				func() time.Time { return w.Now().Add(off) })
+		}
+		if err := evict(pods[0], 1); err == nil { // it died before the pod was deleted
+			t.Fatal("should have died half-way")
+		}
+		w.Settle(w.c...)
+		w.Advance(deletionTimeout - time.Second)
+		w.Settle(w.c...)
+		if err := evict(pods[1], 100); !apierrors.IsTooManyRequests(err) || w.status().DisruptionsAllowed != 0 {
+			t.Fatalf("%s: the second eviction while the first may go on: %v, %+v", name, err, w.status())
+		}
+		w.Advance(time.Second)
+		w.Settle(w.c...)
+		if st := w.status(); st.DisruptionsAllowed != 1 || len(st.DisruptedPods) != 0 {
+			t.Fatalf("%s: the first one was given up: %+v", name, st)
+		}
+	}
+	env := newWorld(t, 1, budget(minAvailable(intstr.FromInt32(1)))).Env()
+	var doubt error
+	env.Trust = func() error { return doubt }
+	c := &controller{env: env, going: map[state.Key]map[string]evicted{}}
+	now, pods := env.Clock.Now(), map[string]metav1.Time{"a": metav1.NewTime(env.Clock.Now())}
+	left := func(now time.Time) time.Duration { return c.see(state.Key{Name: "b"}, pods, now)["a"] }
+	if d := left(now); d != deletionTimeout {
+		t.Fatal(d)
+	}
+	if d := left(now.Add(time.Minute)); d != time.Minute {
+		t.Fatal(d)
+	}
+	if d := left(now.Add(-time.Hour)); d != deletionTimeout {
+		t.Fatal("back:", d)
+	}
+	doubt = fmt.Errorf("jumped")
+	if d := left(now.Add(time.Hour)); d != deletionTimeout {
+		t.Fatal("while it is not trusted:", d)
+	}
+	doubt = nil
+	if d := left(now.Add(time.Hour + time.Minute)); d != time.Minute {
+		t.Fatal("trusted again:", d)
 	}
 }
 
