@@ -14,8 +14,9 @@ import (
 func (n *Node) openStable(report *salvageReport) error {
 	n.stable = &stableStore{
 		slots: &slots{disk: n.disk, path: filepath.Join(n.cfg.Dir, "stable")},
-		last:  n.logs.last.Load, gate: n.logs.healthy, fault: n.faults.set, ctx: n.ctx,
+		last:  n.logs.end, gate: n.logs.healthy, fault: n.faults.set, ctx: n.ctx,
 	}
+	n.logs.lower = n.stable.lower
 	n.trans = n.cfg.Transport
 	if n.trans == nil {
 		_, n.trans = raft.NewInmemTransport(raft.ServerAddress(n.identity.id.Server))

@@ -46,9 +46,13 @@ type logStore struct {
 	broken error               // the last write failed: w must be reopened first
 
 	first, last atomic.Uint64 // durable range
+	cutFrom     atomic.Uint64 // a truncation of the tail goes on from this entry; 0: none
 	appended    atomic.Uint64 // bytes of entries, since the newest snapshot at open
 	fault       func(error)
 	well        func() // an append worked; nil is nobody's news
+	// lower forgets durably that the log ever ended after last; nil if nobody
+	// noted it.
+	lower func(last uint64) error
 }
 
 var (
@@ -104,7 +108,17 @@ func (l *logStore) ranges() error {
 	}
 	l.first.Store(first)
 	l.last.Store(last)
+	l.cutFrom.Store(0)
 	return nil
+}
+
+// end is the durable end that may be promised to the next start: not what a
+// truncation is about to take away.
+func (l *logStore) end() uint64 {
+	if from := l.cutFrom.Load(); from != 0 {
+		return min(from-1, l.last.Load())
+	}
+	return l.last.Load()
 }
 
 func (l *logStore) closeWAL() {
@@ -326,7 +340,7 @@ func (l *logStore) usable() error {
 func (l *logStore) reopen() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	first, last := l.first.Load(), l.last.Load()
+	first, last, end := l.first.Load(), l.last.Load(), l.end()
 	restore := func(err error) error {
 		l.first.Store(first)
 		l.last.Store(last)
@@ -338,8 +352,8 @@ func (l *logStore) reopen() error {
 		l.closeWAL()
 		return restore(err)
 	}
-	if got := l.last.Load(); got < last {
-		return restore(fmt.Errorf("%w: log ends at %d, acknowledged was %d", ErrDamaged, got, last))
+	if got := l.last.Load(); got < end {
+		return restore(fmt.Errorf("%w: log ends at %d, acknowledged was %d", ErrDamaged, got, end))
 	} else if got > last {
 		l.meta.rotation.wait()
 		if err := l.w.DeleteRange(last+1, got); err != nil {
@@ -374,6 +388,14 @@ func (l *logStore) DeleteRange(lo, hi uint64) error {
 		}
 		if hi < first {
 			return nil
+		}
+	} else if l.lower != nil {
+		// Before the entries go, or a kill right after makes the next start
+		// miss them. cutFrom stays until the log's range is read again.
+		l.cutFrom.Store(lo)
+		if err := l.lower(lo - 1); err != nil {
+			l.fault(err)
+			return fmt.Errorf("truncate log: %w", err)
 		}
 	}
 	l.meta.rotation.wait()

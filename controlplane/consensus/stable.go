@@ -43,7 +43,7 @@ type stableRecord struct {
 type stableStore struct {
 	slots *slots
 	self  []byte        // our own candidate name
-	last  func() uint64 // durable end of the log
+	last  func() uint64 // durable end of the log, less what is being truncated
 	// gate waits until the log is writable again, so that a server that
 	// cannot write its log holds no elections.
 	gate  func(context.Context) error
@@ -95,6 +95,23 @@ func (s *stableStore) note() error {
 		return nil
 	}
 	return s.write(s.disk)
+}
+
+// lower takes back the noted end of the log, durably, before a new leader's
+// entries replace what comes after last.
+func (s *stableStore) lower(last uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.disk.LastIndex <= last {
+		return nil
+	}
+	noted := s.disk.LastIndex
+	s.disk.LastIndex = last
+	err := s.write(s.disk)
+	if err != nil {
+		s.disk.LastIndex = noted
+	}
+	return err
 }
 
 // forget lowers the bound after the operator's data was found to be lost and

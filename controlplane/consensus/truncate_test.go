@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -115,4 +117,60 @@ func TestTruncatedTailOpensAgain(t *testing.T) {
 		t.Errorf("what was salvaged is taken for damaged: %v", report.Cause)
 	}
 	l.close()
+}
+
+// A leader that was cut off has entries that nobody else got. Back again, it
+// learns of a new term, notes the end of its log with it, and the new leader
+// cuts those entries away. Killed right after, it starts again: what is gone
+// was no loss.
+func TestKilledAfterItsTailWasCut(t *testing.T) {
+	dirs := [3]string{t.TempDir(), t.TempDir(), t.TempDir()}
+	killed := t.TempDir()
+	var before, after uint64
+	synctest.Test(t, func(t *testing.T) {
+		c := newSim(t, dirs)
+		old := c.leader(-1)
+		if err := c.propose(old, "everywhere"); err != nil {
+			t.Fatal(err)
+		}
+		c.cut(old)
+		var lost []raft.ApplyFuture
+		for range 20 {
+			lost = append(lost, c.nodes[old].raft.Apply([]byte("nobody else gets this"), 0))
+		}
+		c.leader(old)
+		for _, f := range lost {
+			if err := f.Error(); err == nil {
+				t.Error("acknowledged without a majority")
+			}
+		}
+		before = c.nodes[old].logs.last.Load()
+		c.heal(old)
+		for range 300 {
+			if after = c.nodes[old].logs.last.Load(); after < before {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		synctest.Wait()
+		if err := os.CopyFS(killed, os.DirFS(dirs[old])); err != nil {
+			t.Fatal(err)
+		}
+		for i := range c.nodes {
+			c.stop(i)
+		}
+	})
+	if after >= before {
+		t.Fatalf("nothing was cut: the log ends at %d, before at %d", after, before)
+	}
+	n, err := Open(testContext(t), Config{Dir: killed, ExpectClusterID: "cluster-1", Log: testLog(t), SegmentBytes: 16 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if noted := n.stable.disk.LastIndex; noted > after {
+		t.Errorf("the noted end is %d; the log ended at %d before and %d after", noted, before, after)
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
 }
