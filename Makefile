@@ -39,7 +39,7 @@ demo: build ## start a one-node cluster, deploy an app, call it (ONCE=1: then ex
 
 test: ## run the tests (installs what they need when it can)
 	@test/setup.sh
-	@if command -v gcc >/dev/null || command -v clang >/dev/null; then race=-race; \
+	@if command -v gcc >/dev/null || command -v clang >/dev/null; then race="-race -exec $(CURDIR)/test/raced/run.sh"; \
 	else race=; echo "No C compiler here: the race detector is left out"; fi; \
 	set -x; go test $$race -shuffle=on -timeout 20m ./test/sim ./test/nodelink ./... # the longest first
 
