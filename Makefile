@@ -39,9 +39,9 @@ demo: build ## start a one-node cluster, deploy an app, call it (ONCE=1: then ex
 
 test: ## run the tests (installs what they need when it can)
 	@test/setup.sh
-	@if command -v gcc >/dev/null || command -v clang >/dev/null; then race="-race -exec $(CURDIR)/test/raced/run.sh"; \
-	else race=; echo "No C compiler here: the race detector is left out"; fi; \
-	set -x; go test $$race -shuffle=on -timeout 20m ./test/sim ./test/nodelink ./... # the longest first
+	@if command -v gcc >/dev/null || command -v clang >/dev/null; then set -- -race -exec "'$(CURDIR)/test/raced/run.sh'"; \
+	else set --; echo "No C compiler here: the race detector is left out"; fi; \
+	set -x; go test "$$@" -shuffle=on -timeout 20m ./test/sim ./test/nodelink ./... # the longest first
 
 e2e: build bin/dunlin-testclock bin/dunlin-next examples ## end-to-end tests on real processes (SHORT=1: fewer rounds; TESTS=regexp: some of them; PARALLEL=n (3) side by side); logs of what failed in bin/e2e
 	@test/setup.sh
