@@ -303,7 +303,7 @@ func (a *Agent) remember(uid string, s *podState, st *corev1.PodStatus) {
 		i.alloc = &al
 	}
 	a.known[uid] = i
-	if a.asg.Held[uid].Kind == store.HoldPod {
+	if a.asg.Held[uid].Kind == store.HoldPod || a.CutOff() {
 		signal(a.heldNews)
 	}
 }
@@ -337,6 +337,9 @@ func (a *Agent) podGone(w *worker) {
 		}
 	}
 	a.setGone(g)
+	if a.CutOff() {
+		signal(a.heldNews)
+	}
 	a.dropVolumes(w.uid)
 	a.reports.pod(report{namespace: g.Namespace, name: g.Name, uid: g.UID, status: enc, terminal: true, gone: true})
 	w.log.Info("pod removed")

@@ -84,7 +84,27 @@ func (a *Agent) HeldPods() (out []HeldPod) {
 	return out
 }
 
-// HeldNews is signalled when HeldPods may be others.
+// CutOff says that no server can be reached.
+func (a *Agent) CutOff() bool { return a.c.Link != nil && !a.c.Link.Connected() }
+
+// PodsHere are the pods that this node knows, by namespace/name, as it sees
+// them now; nil for one that it has not looked at yet.
+func (a *Agent) PodsHere() map[string]*corev1.Pod {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	out := make(map[string]*corev1.Pod, len(a.known))
+	for _, i := range a.known {
+		if pod := i.copy(); pod != nil && i.status != nil {
+			out[pod.Namespace+"/"+pod.Name] = pod
+		} else if pod != nil {
+			out[pod.Namespace+"/"+pod.Name] = nil
+		}
+	}
+	return out
+}
+
+// HeldNews is signalled when HeldPods may be others; while the node is cut off,
+// also when PodsHere may.
 func (a *Agent) HeldNews() <-chan struct{} { return a.heldNews }
 
 // statusHere is the node's own status, with the conditions that others set.

@@ -37,7 +37,7 @@ type Table struct {
 	size    int
 	staging *Table            // a full table on its way
 	fresh   bool              // a server said that this is all
-	local   map[string][]byte // what this node adds for itself; no part of digest, pages or the file
+	local   map[string][]byte // what this node knows better, for itself; no part of digest, pages or the file
 	subs    []*Subscription
 }
 
@@ -138,6 +138,7 @@ func (t *Table) take(r *wire.ServicesReply) {
 }
 
 func (t *Table) set(key string, data []byte) {
+	delete(t.local, key) // the server's word is newer
 	if old, ok := t.items[key]; ok {
 		t.digest -= wire.ItemDigest(key, old)
 		t.size -= len(key) + len(old)
@@ -178,15 +179,30 @@ func (t *Table) Get(key string) []byte {
 	return t.get(key)
 }
 
-// get finds what a server gave or the node added; t.mu is held.
+// get finds what the node knows better, or what a server gave; t.mu is held.
 func (t *Table) get(key string) []byte {
-	if data, ok := t.items[key]; ok {
+	if data, ok := t.local[key]; ok {
 		return data
 	}
-	return t.local[key]
+	return t.items[key]
 }
 
-// SetLocal replaces what this node adds to the table for itself alone.
+// Served calls f for every item with the prefix as a server gave it, in no
+// order.
+func (t *Table) Served(prefix string, f func(key string, data []byte)) {
+	t.mu.Lock()
+	items := maps.Clone(t.items)
+	t.mu.Unlock()
+	for k, data := range items {
+		if strings.HasPrefix(k, prefix) {
+			f(k, data)
+		}
+	}
+}
+
+// SetLocal replaces what this node knows for itself alone: items of its own,
+// and others in place of the server's, until the server has news of those. The
+// map is the table's.
 func (t *Table) SetLocal(items map[string][]byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,9 +1,12 @@
-// Package held makes a node's Services lead to the pods that it holds after a
-// restore. It is apart from package services, which the proxy is made of: that
+// Package held is what a node knows better of its Services than its servers
+// do: they lead to the pods that it holds after a restore, and while no server
+// can be reached its own pods are as ready as it sees them. It is apart from package services, which the proxy is made of: that
 // knows no Kubernetes types, and is small for it.
 package held
 
 import (
+	"bytes"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -81,23 +84,30 @@ func endpoint(svc *wire.Service, namespace, name string, h *Pod) (e wire.Endpoin
 	}
 	slices.SortFunc(ports, func(a, b wire.SlicePort) int { return strings.Compare(a.Name, b.Name) })
 	e = wire.Endpoint{Address: ip.Unmap().AsSlice(), Pod: pod.Name}
-	serving := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-	terminating := pod.DeletionTimestamp != nil
-	if svc.NotReady || serving && !terminating {
-		e.State |= wire.EndpointReady
-	}
-	if serving {
-		e.State |= wire.EndpointServing
-	}
-	if terminating {
-		e.State |= wire.EndpointTerminating
-	}
+	e.State = state(pod, svc.NotReady)
 	if pod.Spec.Subdomain == name {
 		e.Hostname = pod.Spec.Hostname
 	}
 	return e, ports, true
+}
+
+// state is that of a pod's endpoint, of a Service that wants those not ready
+// too or not.
+func state(pod *corev1.Pod, notReady bool) (s uint8) {
+	serving := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	terminating := pod.DeletionTimestamp != nil
+	if notReady || serving && !terminating {
+		s |= wire.EndpointReady
+	}
+	if serving {
+		s |= wire.EndpointServing
+	}
+	if terminating {
+		s |= wire.EndpointTerminating
+	}
+	return s
 }
 
 func selects(selector, labels map[string]string) bool {
@@ -137,21 +147,27 @@ func target(p *wire.ServicePort, pod *corev1.Pod) (int32, bool) {
 	return 0, false
 }
 
-// Lead makes this node's Services lead to the pods that it holds.
-func Lead(t *services.Table, node, zone string, pods []Pod) error {
-	if len(pods) == 0 {
+// Lead makes this node's Services lead to the pods that it holds, and, while it
+// is cut off, to its own as they are now: own has them by namespace/name, nil for one that
+// was not looked at yet; it is nil while the node is not cut off.
+func Lead(t *services.Table, node, zone string, held []Pod, own map[string]*corev1.Pod) error {
+	if len(held) == 0 && own == nil {
 		t.SetLocal(nil)
 		return nil
 	}
 	list := map[string]*wire.Service{}
-	t.Range(wire.ItemService, func(key string, data []byte) {
+	t.Served(wire.ItemService, func(key string, data []byte) {
 		svc := &wire.Service{}
-		if wire.DecodeItem(data, svc) == nil && len(svc.Selector) > 0 {
+		if wire.DecodeItem(data, svc) == nil {
 			list[key[len(wire.ItemService):]] = svc
 		}
 	})
+	found := Endpoints(list, node, zone, held)
+	if own != nil {
+		maps.Copy(found, ownSlices(t, list, node, own))
+	}
 	items := map[string][]byte{}
-	for key, s := range Endpoints(list, node, zone, pods) {
+	for key, s := range found {
 		data, err := wire.EncodeItem(s)
 		if err != nil {
 			return err
@@ -160,4 +176,47 @@ func Lead(t *services.Table, node, zone string, pods []Pod) error {
 	}
 	t.SetLocal(items)
 	return nil
+}
+
+// ownSlices are those slices of the table that say otherwise of this node's
+// pods than the node does.
+func ownSlices(t *services.Table, list map[string]*wire.Service, node string, own map[string]*corev1.Pod) map[string]*wire.Slice {
+	out := map[string]*wire.Slice{}
+	t.Served(wire.ItemSlice, func(key string, data []byte) {
+		s := &wire.Slice{}
+		if !bytes.Contains(data, []byte(node)) || wire.DecodeItem(data, s) != nil {
+			return
+		}
+		namespace, _, _ := strings.Cut(key[len(wire.ItemSlice):], "/")
+		svc := list[namespace+"/"+s.Service]
+		if seen(s, namespace, node, svc != nil && svc.NotReady, own) {
+			out[key] = s
+		}
+	})
+	return out
+}
+
+// seen makes a slice's endpoints on this node what the node sees of their pods;
+// one that it has no more serves nobody. It says whether any was another. Pure.
+func seen(s *wire.Slice, namespace, node string, notReady bool, pods map[string]*corev1.Pod) (changed bool) {
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		if e.Node != node || e.Pod == "" {
+			continue
+		}
+		p, here := pods[namespace+"/"+e.Pod]
+		if here && p == nil {
+			continue
+		}
+		now := uint8(0)
+		if here && p.Status.Phase != corev1.PodFailed && p.Status.Phase != corev1.PodSucceeded {
+			now = state(p, notReady) | e.State&wire.EndpointTerminating
+			if now&wire.EndpointTerminating != 0 && !notReady {
+				now &^= wire.EndpointReady
+			}
+		}
+		changed = changed || now != e.State
+		e.State = now
+	}
+	return changed
 }

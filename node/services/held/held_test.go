@@ -84,7 +84,7 @@ func TestLocalItemsAreTheNodesOwn(t *testing.T) {
 	const key = "e/n/web~held.0"
 	lead := func(pods ...Pod) (items []wire.ServiceItem, gone []string) {
 		t.Helper()
-		if err := Lead(tab, "n1", "z", pods); err != nil {
+		if err := Lead(tab, "n1", "z", pods, nil); err != nil {
 			t.Fatal(err)
 		}
 		items, gone, _ = sub.Take(1 << 20)
@@ -132,4 +132,94 @@ func full(gen uint64, items map[string]string) *wire.ServicesReply {
 		r.Items = append(r.Items, wire.ServiceItem{Key: k, Data: []byte(v)})
 	}
 	return r
+}
+
+// While no server can be reached, what the node sees of its pods is what its
+// Services go by; the server's next word on a slice is newer.
+func TestOwnPodsWhileCutOff(t *testing.T) {
+	encode := func(v any) string {
+		b, err := wire.EncodeItem(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	const ready = wire.EndpointReady | wire.EndpointServing
+	end := func(pod, node string, state uint8) wire.Endpoint {
+		return wire.Endpoint{Address: []byte{10, 0, 0, 1}, State: state, Node: node, Pod: pod}
+	}
+	slice := func(service string, e ...wire.Endpoint) string {
+		return encode(&wire.Slice{Service: service, Endpoints: e})
+	}
+	given := map[string]string{
+		"s/n/web":   encode(&wire.Service{Selector: map[string]string{"app": "web"}}),
+		"s/n/early": encode(&wire.Service{NotReady: true}),
+		"e/n/web-1": slice("web", end("was-not", "n1", 0), end("was", "n1", ready), end("gone", "n1", ready), end("over", "n1", ready),
+			end("leaves", "n1", ready), end("unseen", "n1", ready), end("was-not", "n2", 0), end("", "n1", ready)),
+		"e/n/early-1": slice("early", end("was", "n1", wire.EndpointReady)),
+		"e/n/same":    slice("web", end("was-not", "n1", ready)),
+		"e/o/web-1":   slice("web", end("was-not", "n2", ready)),
+	}
+	tab := services.NewTable()
+	if _, err := tab.Apply(full(5, given)); err != nil {
+		t.Fatal(err)
+	}
+	own := map[string]*corev1.Pod{"n/unseen": nil}
+	for _, p := range []Pod{pod("was-not", "10.0.0.1", corev1.ConditionTrue), pod("was", "10.0.0.1", corev1.ConditionFalse),
+		pod("over", "10.0.0.1", corev1.ConditionTrue, func(h *Pod) { h.Pod.Status.Phase = corev1.PodFailed }),
+		pod("leaves", "10.0.0.1", corev1.ConditionTrue, func(h *Pod) { h.Pod.DeletionTimestamp = &metav1.Time{} })} {
+		own["n/"+p.Pod.Name] = p.Pod
+	}
+	states := func(key string) (out []uint8) {
+		s := &wire.Slice{}
+		if err := wire.DecodeItem(tab.Get(key), s); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range s.Endpoints {
+			out = append(out, e.State)
+		}
+		return out
+	}
+	if err := Lead(tab, "n1", "z", nil, own); err != nil {
+		t.Fatal(err)
+	}
+	want := []uint8{ready, 0, 0, 0, wire.EndpointServing | wire.EndpointTerminating, ready, 0, ready}
+	if got := states("e/n/web-1"); !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := states("e/n/early-1"); !reflect.DeepEqual(got, []uint8{wire.EndpointReady}) {
+		t.Errorf("one that wants those not ready too: %v", got)
+	}
+	if r := tab.Request(); r.Digest != digest(given) {
+		t.Errorf("the server is told of it: %+v", r)
+	}
+	// Ready again, and a new word of the server.
+	own["n/was"] = pod("was", "10.0.0.1", corev1.ConditionTrue).Pod
+	if err := Lead(tab, "n1", "z", nil, own); err != nil {
+		t.Fatal(err)
+	}
+	if got := states("e/n/web-1"); got[1] != ready {
+		t.Errorf("ready again: %v", got)
+	}
+	given["e/n/web-1"] = slice("web", end("was", "n1", 0))
+	if _, err := tab.Apply(full(6, given)); err != nil {
+		t.Fatal(err)
+	}
+	if got := states("e/n/web-1"); !reflect.DeepEqual(got, []uint8{0}) {
+		t.Errorf("after the server's word: %v", got)
+	}
+	given["e/n/web-1"] = slice("web", end("was", "n1", ready), end("was-not", "n1", 0))
+	if _, err := tab.Apply(full(7, given)); err != nil {
+		t.Fatal(err)
+	}
+	before := states("e/n/web-1")
+	if err := Lead(tab, "n1", "z", nil, own); err != nil {
+		t.Fatal(err)
+	}
+	if err := Lead(tab, "n1", "z", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := states("e/n/web-1"); !reflect.DeepEqual(got, before) {
+		t.Errorf("not cut off any more: %v, want %v", got, before)
+	}
 }
