@@ -75,7 +75,7 @@ func (t *traffic) runHeld(ctx context.Context, agent heldSource) error {
 			case <-look.C:
 				news = cut != cutOff()
 			case <-agent.HeldNews():
-				news = true
+				news = cut || cutOff() || len(pods) > 0 || len(agent.HeldPods()) > 0
 			case <-table:
 				news = true
 				select { // endpoints come and go all the time

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -297,15 +298,29 @@ func (a *Agent) remember(uid string, s *podState, st *corev1.PodStatus) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	i := a.known[uid]
+	serves := servesAs(s.pod, st)
+	news := a.asg.Held[uid].Kind == store.HoldPod || i.status == nil || serves != servesAs(i.pod, i.status)
 	i.pod, i.status, i.alloc, i.holds = s.pod, st, nil, s.holdsSpace()
 	if s.rec.Allocation != nil {
 		al := *s.rec.Allocation
 		i.alloc = &al
 	}
 	a.known[uid] = i
-	if a.asg.Held[uid].Kind == store.HoldPod || a.CutOff() {
+	if news {
 		signal(a.heldNews)
 	}
+}
+
+// serving is what Services ask of a pod.
+type serving struct {
+	ready, leaves bool
+	phase         corev1.PodPhase
+}
+
+func servesAs(pod *corev1.Pod, st *corev1.PodStatus) serving {
+	return serving{leaves: pod != nil && pod.DeletionTimestamp != nil, phase: st.Phase, ready: slices.ContainsFunc(st.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})}
 }
 
 // podGone is the worker's last call: the record becomes a tombstone, and the
@@ -337,9 +352,7 @@ func (a *Agent) podGone(w *worker) {
 		}
 	}
 	a.setGone(g)
-	if a.CutOff() {
-		signal(a.heldNews)
-	}
+	signal(a.heldNews)
 	a.dropVolumes(w.uid)
 	a.reports.pod(report{namespace: g.Namespace, name: g.Name, uid: g.UID, status: enc, terminal: true, gone: true})
 	w.log.Info("pod removed")

@@ -103,8 +103,8 @@ func (a *Agent) PodsHere() map[string]*corev1.Pod {
 	return out
 }
 
-// HeldNews is signalled when HeldPods may be others; while the node is cut off,
-// also when PodsHere may.
+// HeldNews is signalled when HeldPods may be others, or pods of PodsHere serve
+// otherwise.
 func (a *Agent) HeldNews() <-chan struct{} { return a.heldNews }
 
 // statusHere is the node's own status, with the conditions that others set.

@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -26,7 +27,8 @@ var ErrUnsupported = errors.New("probe not supported: only httpGet, tcpSocket, g
 // maxBody is how much of an answer is read; the rest is not of interest.
 const maxBody = 10 << 10
 
-// DialFunc connects to a port of the pod.
+// DialFunc connects to a port of the pod. A host that the probe names itself is
+// connected to from the node instead, as the kubelet does.
 type DialFunc func(ctx context.Context, network string, port int32) (net.Conn, error)
 
 // PortFunc resolves a port number or name of the container.
@@ -46,7 +48,7 @@ func Run(ctx context.Context, p *corev1.Probe, dial DialFunc, ports PortFunc, ru
 	case p.HTTPGet != nil:
 		err = httpGet(ctx, p.HTTPGet, dial, ports)
 	case p.TCPSocket != nil:
-		err = tcp(ctx, p.TCPSocket.Port, dial, ports)
+		err = tcp(ctx, p.TCPSocket.Port, dialHost(p.TCPSocket.Host, dial), ports)
 	case p.GRPC != nil:
 		err = health(ctx, p.GRPC, dial)
 	case p.Exec != nil && run != nil:
@@ -90,6 +92,16 @@ func (h *head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// dialHost connects to a named host from the node, and to the pod if none is.
+func dialHost(host string, pod DialFunc) DialFunc {
+	if host == "" {
+		return pod
+	}
+	return func(ctx context.Context, network string, port int32) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(host, strconv.Itoa(int(port))))
+	}
+}
+
 func tcp(ctx context.Context, port intstr.IntOrString, dial DialFunc, ports PortFunc) error {
 	n, err := ports(port)
 	if err != nil {
@@ -121,8 +133,9 @@ func httpGet(ctx context.Context, a *corev1.HTTPGetAction, dial DialFunc, ports 
 		return fmt.Errorf("path: %w", err)
 	}
 	u := url.URL{Scheme: scheme, Host: net.JoinHostPort("pod", strconv.Itoa(int(port))), Path: path.Path, RawQuery: path.RawQuery}
+	where := fmt.Sprintf("on port %d", port)
 	if a.Host != "" {
-		u.Host = net.JoinHostPort(a.Host, strconv.Itoa(int(port)))
+		dial, where = dialHost(a.Host, dial), "at "+net.JoinHostPort(a.Host, strconv.Itoa(int(port)))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
@@ -130,7 +143,7 @@ func httpGet(ctx context.Context, a *corev1.HTTPGetAction, dial DialFunc, ports 
 	}
 	req.Header.Set("User-Agent", "kube-probe/1.37")
 	req.Header.Set("Accept", "*/*")
-	req.Host = net.JoinHostPort("localhost", strconv.Itoa(int(port)))
+	req.Host = net.JoinHostPort(cmp.Or(a.Host, "localhost"), strconv.Itoa(int(port)))
 	for _, h := range a.HTTPHeaders {
 		if http.CanonicalHeaderKey(h.Name) == "Host" {
 			req.Host = h.Value
@@ -154,12 +167,12 @@ func httpGet(ctx context.Context, a *corev1.HTTPGetAction, dial DialFunc, ports 
 		if errors.As(err, &ue) {
 			err = ue.Err // without the made-up host name
 		}
-		return fmt.Errorf("GET %s on port %d: %w", u.Path, port, err)
+		return fmt.Errorf("GET %s %s: %w", u.Path, where, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxBody))
 	if resp.StatusCode < 200 || resp.StatusCode >= 400 {
-		return fmt.Errorf("GET %s on port %d: status %d", u.Path, port, resp.StatusCode)
+		return fmt.Errorf("GET %s %s: status %d", u.Path, where, resp.StatusCode)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -38,6 +39,23 @@ func TestRun(t *testing.T) {
 	tcp := func(port int32) *corev1.Probe {
 		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(port)}}}
 	}
+	host, text, err := net.SplitHostPort(srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := func(p *corev1.Probe) *corev1.Probe { // another host than the pod
+		if p.HTTPGet != nil {
+			p.HTTPGet.Host = host
+		} else {
+			p.TCPSocket.Host = host
+		}
+		return p
+	}
+	there := int32(number)
 	for name, c := range map[string]struct {
 		p    *corev1.Probe
 		ok   bool
@@ -51,6 +69,10 @@ func TestRun(t *testing.T) {
 		"refused":  {get("/ok", 81), false, "refused"},
 		"tcp":      {tcp(80), true, ""},
 		"tcp no":   {tcp(81), false, "refused"},
+		"a host":   {elsewhere(get("/ok", there)), true, ""},
+		"bad host": {elsewhere(get("/bad", there)), false, "GET /bad at " + host + ":" + text + ": status 503"},
+		"tcp host": {elsewhere(tcp(there)), true, ""},
+		"no host":  {elsewhere(tcp(1)), false, "refused"},
 		"exec":     {&corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{}}}, false, "not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {
