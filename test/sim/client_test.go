@@ -183,7 +183,7 @@ func (k *keeper) look(ctx context.Context) (want, metav1.ObjectMeta, error) {
 			if got, meta, err = k.read(raw); err != nil {
 				return got, meta, err
 			}
-		case code == http.StatusNotFound:
+		case o == refused && code == http.StatusNotFound: // and not stale
 		default:
 			if pause(ctx, time.Second) != nil {
 				return got, meta, errors.Join(ctx.Err(), err)
