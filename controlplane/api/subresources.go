@@ -138,6 +138,10 @@ func (s *Server) evict(rq *request) error {
 	if dry := rq.URL.Query()["dryRun"]; len(dry) > 0 {
 		o.DryRun = dry
 	}
+	// A pod or a budget that this server has not read yet counts.
+	if err := s.fresh(rq, s.cfg.Registry.ReaderFor(rq.kind.GroupKind(), rq.info.namespace), "", 0); err != nil {
+		return err
+	}
 	if err := eviction.Evict(rq.Context(), s.cfg.Registry, rq.info.namespace, rq.info.name, toRegistryDelete(rq, o), s.cfg.Clock.Now); err != nil {
 		return err
 	}

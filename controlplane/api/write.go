@@ -205,7 +205,11 @@ func (s *Server) removeCollection(rq *request) error {
 		return err
 	}
 	k, ns := rq.kind, rq.info.namespace
-	snap := s.cfg.Registry.ReaderFor(k.GroupKind(), ns).Snapshot()
+	reader := s.cfg.Registry.ReaderFor(k.GroupKind(), ns)
+	if err := s.fresh(rq, reader, "", 0); err != nil { // or what is new would stay
+		return err
+	}
+	snap := reader.Snapshot()
 	limit := int64(math.MaxInt64)
 	if q.Limit > 0 {
 		limit = q.Limit

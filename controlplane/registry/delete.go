@@ -22,6 +22,14 @@ import (
 // Delete implements Store. obj is the object as it was when it went, or what
 // remains of it.
 func (r *Registry) Delete(ctx context.Context, gk schema.GroupKind, namespace, name string, o DeleteOptions) (obj runtime.Object, gone bool, err error) {
+	err = r.surely(ctx, gk, namespace, o.Term, func() error {
+		obj, gone, err = r.delete(ctx, gk, namespace, name, o)
+		return err
+	})
+	return obj, gone, err
+}
+
+func (r *Registry) delete(ctx context.Context, gk schema.GroupKind, namespace, name string, o DeleteOptions) (obj runtime.Object, gone bool, err error) {
 	served, stored, err := resolve(gk)
 	if err != nil {
 		return nil, false, err

@@ -82,7 +82,7 @@ func (r *Registry) updateScale(ctx context.Context, served *manifests.Kind, name
 	if !served.Scale {
 		return nil, apierrors.NewNotFound(gr(served), name+"/scale")
 	}
-	out, err := r.Update(ctx, served.GroupKind(), namespace, name, Main, func(cur runtime.Object) (runtime.Object, error) {
+	out, err := r.update(ctx, served.GroupKind(), namespace, name, Main, func(cur runtime.Object) (runtime.Object, error) {
 		before, err := ScaleOf(cur)
 		if err != nil {
 			return nil, apierrors.NewInternalError(err)

@@ -19,7 +19,15 @@ import (
 
 // Update implements Store. With sub Scale, the mutation receives and returns
 // an autoscaling/v1 Scale, and so does the caller.
-func (r *Registry) Update(ctx context.Context, gk schema.GroupKind, namespace, name string, sub Subresource, mutate Mutate, o WriteOptions) (runtime.Object, error) {
+func (r *Registry) Update(ctx context.Context, gk schema.GroupKind, namespace, name string, sub Subresource, mutate Mutate, o WriteOptions) (out runtime.Object, err error) {
+	err = r.surely(ctx, gk, namespace, o.Term, func() error {
+		out, err = r.update(ctx, gk, namespace, name, sub, mutate, o)
+		return err
+	})
+	return out, err
+}
+
+func (r *Registry) update(ctx context.Context, gk schema.GroupKind, namespace, name string, sub Subresource, mutate Mutate, o WriteOptions) (runtime.Object, error) {
 	served, stored, err := resolve(gk)
 	if err != nil {
 		return nil, err
