@@ -25,12 +25,8 @@ func (r *Registry) surely(ctx context.Context, gk schema.GroupKind, namespace st
 	if _, leading := p.Leadership(); leading {
 		return err
 	}
-	before := r.ReaderFor(gk, namespace).Snapshot().ResourceVersion()
 	if fault := p.Barrier(ctx); fault != nil {
 		return proposeError(fault)
-	}
-	if r.ReaderFor(gk, namespace).Snapshot().ResourceVersion() == before {
-		return err
 	}
 	return write()
 }

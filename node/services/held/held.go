@@ -148,8 +148,8 @@ func target(p *wire.ServicePort, pod *corev1.Pod) (int32, bool) {
 }
 
 // Lead makes this node's Services lead to the pods that it holds, and, while it
-// is cut off, to its own as they are now: own has them by namespace/name, nil for one that
-// was not looked at yet; it is nil while the node is not cut off.
+// is cut off, to its own as they are now: own has them by namespace/name, nil
+// for one that was not looked at yet; it is nil while the node is not cut off.
 func Lead(t *services.Table, node, zone string, held []Pod, own map[string]*corev1.Pod) error {
 	if len(held) == 0 && own == nil {
 		t.SetLocal(nil)
