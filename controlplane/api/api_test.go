@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,7 @@ type world struct {
 	local   *state.Local
 	server  *Server
 	http    *httptest.Server
+	cut     atomic.Bool // from the leader
 }
 
 func newWorld(t testing.TB, set ...func(*Config)) *world {
@@ -37,7 +39,7 @@ func newWorld(t testing.TB, set ...func(*Config)) *world {
 	w.local = state.NewLocal(w.machine)
 	soft := state.NewSoft(1, state.SoftOptions{})
 	var err error
-	w.reg, err = registry.New(registry.Config{Durable: w.machine, Proposer: w.local, Soft: soft, SoftProposer: registry.LocalSoft(soft, w.local)})
+	w.reg, err = registry.New(registry.Config{Durable: w.machine, Proposer: cutOff{w.local, &w.cut}, Soft: soft, SoftProposer: registry.LocalSoft(soft, w.local)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +49,7 @@ func newWorld(t testing.TB, set ...func(*Config)) *world {
 		}
 	}
 	cfg := Config{
-		Registry: w.reg, Proposer: w.local, Types: openapi.TypeConverter,
+		Registry: w.reg, Proposer: cutOff{w.local, &w.cut}, Types: openapi.TypeConverter,
 		Authenticator: auth.AuthenticatorFunc(func(r *http.Request) (*auth.User, bool, error) {
 			switch r.Header.Get("Authorization") {
 			case "Bearer admin":

@@ -158,10 +158,14 @@ func (c cutOff) Barrier(ctx context.Context) error {
 	return c.Proposer.Barrier(ctx)
 }
 
-func TestReadsWithoutQuorumSaySo(t *testing.T) {
-	cut := &atomic.Bool{}
-	cut.Store(true)
-	w := newWorld(t, func(c *Config) { c.Proposer = cutOff{c.Proposer, cut} })
+func (c cutOff) Leadership() (uint64, bool) {
+	term, leads := c.Proposer.Leadership()
+	return term, leads && !c.cut.Load()
+}
+
+func TestWithoutQuorum(t *testing.T) {
+	w := newWorld(t)
+	w.cut.Store(true)
 	// Just started: what is here may be nothing, which nobody must believe.
 	for _, path := range []string{pods, pods + "?resourceVersion=0", "/version"} {
 		if m := w.want(503, "GET", path, ""); at(m, "details", "retryAfterSeconds") != 1.0 {
@@ -171,9 +175,9 @@ func TestReadsWithoutQuorumSaySo(t *testing.T) {
 	if r := w.do("GET", "/livez", ""); r.code != 200 {
 		t.Errorf("livez: HTTP %d", r.code)
 	}
-	cut.Store(false)
+	w.cut.Store(false)
 	w.want(200, "GET", pods, "")
-	cut.Store(true)
+	w.cut.Store(true)
 	r := w.do("GET", pods, "")
 	if r.code != 200 || !strings.Contains(r.header.Get("Warning"), "may be out of date: no quorum") {
 		t.Errorf("HTTP %d, warning %q", r.code, r.header.Get("Warning"))
@@ -184,6 +188,10 @@ func TestReadsWithoutQuorumSaySo(t *testing.T) {
 	if r := w.do("GET", pods+"?resourceVersion=0", ""); r.header.Get("Warning") != "" {
 		t.Errorf("any version was asked, warning %q", r.header.Get("Warning"))
 	}
+	// What a write does not find may be there all the same.
+	w.want(503, "DELETE", pods+"/nowhere", "")
+	w.want(503, "DELETE", pods, "")
+	w.want(503, "POST", pods+"/nowhere/eviction", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"nowhere","namespace":"default"}}`)
 	w.local.SetTerm(0)
 	m := w.want(503, "POST", pods, podJSON("a"))
 	if at(m, "reason") != "ServiceUnavailable" || at(m, "details", "retryAfterSeconds") != 1.0 {

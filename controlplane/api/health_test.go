@@ -10,10 +10,8 @@ import (
 
 // TestHealthAsUpstream: what stands here is what kube-apiserver says.
 func TestHealthAsUpstream(t *testing.T) {
-	cut, broken := &atomic.Bool{}, &atomic.Bool{}
-	cut.Store(true)
+	broken := &atomic.Bool{}
 	w := newWorld(t, func(c *Config) {
-		c.Proposer = cutOff{c.Proposer, cut}
 		c.Checks = []HealthCheck{{"disk", func(context.Context) error {
 			if broken.Load() {
 				return errors.New("it is full")
@@ -21,6 +19,7 @@ func TestHealthAsUpstream(t *testing.T) {
 			return nil
 		}}}
 	})
+	w.cut.Store(true)
 	says := func(path string, code int, want string) {
 		t.Helper()
 		r := w.do("GET", path, "")
@@ -34,9 +33,9 @@ func TestHealthAsUpstream(t *testing.T) {
 	if r := w.do("GET", "/readyz/state", ""); r.code != 500 || !strings.HasPrefix(string(r.body), "internal server error: the cluster's state has not been read yet: ") {
 		t.Errorf("HTTP %d %s", r.code, r.body)
 	}
-	cut.Store(false)
+	w.cut.Store(false)
 	says("/readyz", 200, "ok")
-	cut.Store(true) // what was read once is here
+	w.cut.Store(true) // what was read once is here
 	says("/readyz?verbose", 200, "[+]ping ok\n[+]disk ok\n[+]state ok\nreadyz check passed\n")
 	says("/healthz?verbose=1", 200, "[+]ping ok\n[+]disk ok\n[+]state ok\nhealthz check passed\n")
 	says("/livez?verbose", 200, "[+]ping ok\nlivez check passed\n")

@@ -139,7 +139,7 @@ func (s *Server) evict(rq *request) error {
 		o.DryRun = dry
 	}
 	// A pod or a budget that this server has not read yet counts.
-	if err := s.fresh(rq, s.cfg.Registry.ReaderFor(rq.kind.GroupKind(), rq.info.namespace), "", 0); err != nil {
+	if err := s.cfg.Registry.Current(rq.Context(), rq.kind.GroupKind(), rq.info.namespace); err != nil {
 		return err
 	}
 	if err := eviction.Evict(rq.Context(), s.cfg.Registry, rq.info.namespace, rq.info.name, toRegistryDelete(rq, o), s.cfg.Clock.Now); err != nil {

@@ -206,7 +206,7 @@ func (s *Server) removeCollection(rq *request) error {
 	}
 	k, ns := rq.kind, rq.info.namespace
 	reader := s.cfg.Registry.ReaderFor(k.GroupKind(), ns)
-	if err := s.fresh(rq, reader, "", 0); err != nil { // or what is new would stay
+	if err := s.cfg.Registry.Current(rq.Context(), k.GroupKind(), ns); err != nil { // or what is new would stay
 		return err
 	}
 	snap := reader.Snapshot()

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,12 +22,31 @@ func (r *Registry) surely(ctx context.Context, gk schema.GroupKind, namespace st
 	if unknown != nil {
 		return err
 	}
-	p := r.proposer(stored, namespace)
-	if _, leading := p.Leadership(); leading {
+	if _, leading := r.proposer(stored, namespace).Leadership(); leading {
 		return err
 	}
-	if fault := p.Barrier(ctx); fault != nil {
-		return proposeError(fault)
+	if fault := r.Current(ctx, gk, namespace); fault != nil {
+		return fault
 	}
 	return write()
 }
+
+// Current makes sure that this server has read all that was written to objects
+// of this kind before the call, for a write that first looks around: an answer
+// that may be out of date would be taken for done. It returns
+// ServiceUnavailable or Timeout, with a hint, if the leader cannot be asked.
+func (r *Registry) Current(ctx context.Context, gk schema.GroupKind, namespace string) error {
+	_, stored, err := resolve(gk)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, currentTimeout)
+	defer cancel()
+	if err := r.proposer(stored, namespace).Barrier(ctx); err != nil {
+		return proposeError(err)
+	}
+	return nil
+}
+
+// currentTimeout is how long the leader may take to say what it has.
+const currentTimeout = 5 * time.Second
