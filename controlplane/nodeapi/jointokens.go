@@ -149,7 +149,8 @@ func (s *Server) tokenSecret(id string) (*corev1.Secret, error) {
 
 var tokenID = regexp.MustCompile(`^[a-z2-7]{4,32}$`)
 
-// checkToken returns the name that the token has for the node, if any.
+// checkToken returns the name that the token has for the node, if any, and
+// why it may not be used.
 func (s *Server) checkToken(cs tls.ConnectionState, req *wire.JoinRequest) (name string, err error) {
 	sec, err := s.tokenSecret(req.TokenID)
 	if err != nil {
@@ -164,7 +165,28 @@ func (s *Server) checkToken(cs tls.ConnectionState, req *wire.JoinRequest) (name
 	case !server && req.Server:
 		return "", errTokenNode
 	}
-	return string(sec.Data[tokenKeyName]), s.fresh(sec)
+	if err := s.fresh(sec); err != nil || s.enrolled(req) {
+		return string(sec.Data[tokenKeyName]), err
+	}
+	keyID, err := pki.KeyID(req.CSR)
+	if err != nil {
+		return "", err
+	}
+	_, _, err = uses(sec, keyID)
+	return string(sec.Data[tokenKeyName]), err
+}
+
+// uses says how often the token may still be used by other keys than those
+// that have used it; errTokenUsed if keyID is none of them and it may not.
+func uses(sec *corev1.Secret, keyID string) (left int, by []string, err error) {
+	if b := string(sec.Data[tokenKeyUsedBy]); b != "" {
+		by = strings.Split(b, ",")
+	}
+	left, err = strconv.Atoi(string(sec.Data[tokenKeyUses]))
+	if (err != nil || left <= 0) && !slices.Contains(by, keyID) {
+		return 0, by, errTokenUsed
+	}
+	return left, by, nil
 }
 
 // nameFree refuses a key that is not the one of the Node with a name that the
@@ -181,7 +203,14 @@ func (s *Server) nameFree(name string, csr []byte) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("the join token is for node %q, and that name belongs to a node with another key; 'dunlin delete node %[1]s' on the server frees it", name)
+	if slices.ContainsFunc(cur.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	}) {
+		return fmt.Errorf("the join token is for node %q, and that is another machine, which is Ready: make a line with another --node-name, or with none", name)
+	}
+	// In this order, or what is released moves to the node that goes next.
+	return fmt.Errorf("the join token is for node %q, and that name belongs to a node with another key. If this machine takes its place: "+
+		"'dunlin node declare-dead %[1]s', then 'dunlin delete node %[1]s' on the server, release its pods and free the name; then join again", name)
 }
 
 func (s *Server) fresh(sec *corev1.Secret) error {
@@ -214,16 +243,9 @@ func (s *Server) useToken(ctx context.Context, req *wire.JoinRequest, keyID stri
 		if err := s.fresh(sec); err != nil {
 			return nil, err
 		}
-		var by []string
-		if b := string(sec.Data[tokenKeyUsedBy]); b != "" {
-			by = strings.Split(b, ",")
-		}
-		if slices.Contains(by, keyID) {
-			return sec, nil
-		}
-		left, err := strconv.Atoi(string(sec.Data[tokenKeyUses]))
-		if err != nil || left <= 0 {
-			return nil, errTokenUsed
+		left, by, err := uses(sec, keyID)
+		if err != nil || slices.Contains(by, keyID) {
+			return sec, err
 		}
 		sec.Data[tokenKeyUses] = []byte(strconv.Itoa(left - 1))
 		sec.Data[tokenKeyUsedBy] = []byte(strings.Join(append(by[max(len(by)-keptUsers+1, 0):], keyID), ","))

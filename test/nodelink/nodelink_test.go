@@ -214,6 +214,9 @@ func TestJoinRefusals(t *testing.T) {
 	if err := join(taken, nil); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), `"shop-12", and that name belongs to a node with another key`) {
 		t.Errorf("a name that another node has: %v", err)
 	}
+	if err := join(named, nil); !errors.Is(err, link.ErrRefused) || !strings.Contains(err.Error(), "used already") {
+		t.Errorf("a line that is used up, whatever its name is: %v", err)
+	}
 	for _, o := range []nodeapi.TokenOptions{{Name: "Shop_12"}, {Name: "a", Uses: 2}, {Name: "a", Server: true}} {
 		if _, err := s.api.CreateToken(ctx, o, nil); !errors.Is(err, nodeapi.ErrTokenOptions) {
 			t.Errorf("%+v: %v", o, err)
