@@ -26,8 +26,10 @@ The node cannot come back, under no name and with no join line; a machine that
 shall, makes itself a new key first. Its site gets new gossip keys. The command
 prints the Secrets that the node's pods refer to: whoever has the node's disk
 may have them, so replace them. What runs on the node itself cannot be stopped
-from here; its pods are started elsewhere once its lease has run out. The Node
-object stays: 'dunlin delete node NAME' removes it.`,
+from here; its pods are started elsewhere once its lease has run out, but those
+of StatefulSets, of which there may be one only, and those of a site that is
+wholly silent, after 'dunlin node declare-dead NAME'. The Node object stays and
+says that it is revoked: 'dunlin delete node NAME' removes it.`,
 		Example: `  dunlin node revoke greenhouse-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

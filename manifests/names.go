@@ -108,6 +108,13 @@ const (
 // waits for more than a minute says what for; its time is the deletion's.
 const ConditionDeletionBlocked = Prefix + "DeletionBlocked"
 
+// ConditionDead is the condition of a Node that was declared dead,
+// ConditionRevoked of one whose key was banned.
+const (
+	ConditionDead    corev1.NodeConditionType = "DeclaredDead"
+	ConditionRevoked corev1.NodeConditionType = "Revoked"
+)
+
 // After a restore of the cluster to an older state a node may hold what it
 // has of the state that was given up: its condition ConditionHeldAfterRestore
 // says so, a pod that waits for that has the reason ReasonHeldAfterRestore, and

@@ -22,9 +22,6 @@ import (
 // that their pods run elsewhere.
 const deadName = "dunlin-dead-nodes"
 
-// ConditionDead is the condition of a Node that was declared dead.
-const ConditionDead corev1.NodeConditionType = "DeclaredDead"
-
 // Dead says whether a node was declared dead, and when (RFC 3339).
 func (s *Server) Dead(uid string) (since string, dead bool) { return s.listed(deadName, uid) }
 
@@ -128,31 +125,39 @@ func (s *Server) DeclareDead(ctx context.Context, node string) ([]string, error)
 	return pods, nil
 }
 
-// markDead says on the Node object what was decided.
-func (s *Server) markDead(ctx context.Context, node *corev1.Node, uid string) error {
-	update := func(sub registry.Subresource, change func(n *corev1.Node)) error {
-		_, err := s.cfg.Store.Update(ctx, nodeGK, "", node.Name, sub, func(o runtime.Object) (runtime.Object, error) {
-			n, ok := o.(*corev1.Node)
-			if !ok || n.UID != node.UID {
-				return nil, apierrors.NewNotFound(corev1.Resource("nodes"), node.Name)
-			}
-			change(n)
-			return n, nil
-		}, registry.WriteOptions{})
-		return err
-	}
-	since, _ := s.Dead(uid)
+// updateNode changes a Node object, unless another one has its name by now.
+func (s *Server) updateNode(ctx context.Context, node *corev1.Node, sub registry.Subresource, change func(n *corev1.Node)) error {
+	_, err := s.cfg.Store.Update(ctx, nodeGK, "", node.Name, sub, func(o runtime.Object) (runtime.Object, error) {
+		n, ok := o.(*corev1.Node)
+		if !ok || n.UID != node.UID {
+			return nil, apierrors.NewNotFound(corev1.Resource("nodes"), node.Name)
+		}
+		change(n)
+		return n, nil
+	}, registry.WriteOptions{})
+	return err
+}
+
+// decided says on the Node object what a user decided about its machine.
+func (s *Server) decided(ctx context.Context, node *corev1.Node, c corev1.NodeConditionType, reason, message string) error {
 	at := metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
-	err := update(registry.Status, func(n *corev1.Node) {
+	return s.updateNode(ctx, node, registry.Status, func(n *corev1.Node) {
 		n.Status.Conditions = mergeConditions(n.Status.Conditions, []corev1.NodeCondition{{
-			Type: ConditionDead, Status: corev1.ConditionTrue, Reason: "DeclaredByUser", LastTransitionTime: at, LastHeartbeatTime: at,
-			Message: "Declared dead on " + since + ": its pods are released, and the machine needs a new identity ('dunlin agent reset' there). 'dunlin delete node " + node.Name + "' frees the name.",
+			Type: c, Status: corev1.ConditionTrue, Reason: reason, LastTransitionTime: at, LastHeartbeatTime: at, Message: message,
 		}})
 	})
+}
+
+// markDead says on the Node object that its pods run elsewhere.
+func (s *Server) markDead(ctx context.Context, node *corev1.Node, uid string) error {
+	since, _ := s.Dead(uid)
+	err := s.decided(ctx, node, manifests.ConditionDead, "DeclaredByUser", "Declared dead on "+since+
+		": its pods are released, and the machine needs a new identity ('dunlin agent reset' there). 'dunlin delete node "+node.Name+"' frees the name.")
 	if err != nil {
 		return err
 	}
-	return update(registry.Main, func(n *corev1.Node) {
+	at := metav1.NewTime(s.cfg.Clock.Now()).Rfc3339Copy()
+	return s.updateNode(ctx, node, registry.Main, func(n *corev1.Node) {
 		if n.Labels == nil {
 			n.Labels = map[string]string{}
 		}
@@ -164,4 +169,12 @@ func (s *Server) markDead(ctx context.Context, node *corev1.Node, uid string) er
 		}
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "declared-dead", Effect: corev1.TaintEffectNoExecute, TimeAdded: &at})
 	})
+}
+
+// markRevoked says on the Node object that nobody waits for it.
+func (s *Server) markRevoked(ctx context.Context, node *corev1.Node, uid string) error {
+	since, _ := s.listed(revokedName, uid)
+	return s.decided(ctx, node, manifests.ConditionRevoked, "RevokedByUser", "Revoked on "+since+
+		": its key is banned, so it cannot come back. 'dunlin node declare-dead "+node.Name+"' releases the pods that wait for it; 'dunlin delete node "+node.Name+
+		"' frees the name; the machine joins anew after 'dunlin agent reset' there.")
 }

@@ -284,9 +284,12 @@ func (s *Server) Revoke(ctx context.Context, node string) error {
 		return fmt.Errorf("nodeapi: revoke %s: %w", node, err)
 	}
 	s.Disconnect(node, pki.ErrRevoked)
+	if err = s.markRevoked(ctx, n, uid); err != nil {
+		err = fmt.Errorf("nodeapi: %s is revoked, but its Node does not say so: %w", node, err)
+	}
 	zone := n.Labels[corev1.LabelTopologyZone]
 	if zone == "" {
 		zone = DefaultZone
 	}
-	return s.RotateKeyring(ctx, zone, true)
+	return errors.Join(err, s.RotateKeyring(ctx, zone, true))
 }

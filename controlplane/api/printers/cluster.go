@@ -70,6 +70,9 @@ func addCluster(m map[reflect.Type]*printer) {
 		})
 }
 
+// wantsHand are our conditions of what needs somebody's hand.
+var wantsHand = []corev1.NodeConditionType{manifests.ConditionDead, manifests.ConditionRevoked, "DuplicateIdentity", manifests.ConditionHeldAfterRestore}
+
 func nodeRow(o *corev1.Node, now time.Time) []any {
 	status := "Unknown"
 	for i := range o.Status.Conditions {
@@ -83,9 +86,9 @@ func nodeRow(o *corev1.Node, now time.Time) []any {
 	if o.Spec.Unschedulable {
 		status += ",SchedulingDisabled"
 	}
-	for i := range o.Status.Conditions { // ours: what needs somebody's hand
+	for i := range o.Status.Conditions {
 		c := &o.Status.Conditions[i]
-		if (c.Type == "DeclaredDead" || c.Type == "DuplicateIdentity" || c.Type == manifests.ConditionHeldAfterRestore) && c.Status == corev1.ConditionTrue {
+		if slices.Contains(wantsHand, c.Type) && c.Status == corev1.ConditionTrue {
 			status += "," + string(c.Type)
 		}
 	}
