@@ -21,7 +21,7 @@ const addressEvery = 2 * time.Second
 // watchAddress calls moved, from its own goroutine, when the address that
 // routes elsewhere is another one than before. A machine without any keeps
 // the last: the cable may be out.
-func watchAddress(ctx context.Context, now netip.Addr, find func() (netip.Addr, bool), moved func(netip.Addr)) {
+func watchAddress(ctx context.Context, now netip.Addr, find func(now netip.Addr) (netip.Addr, bool), moved func(netip.Addr)) {
 	t := time.NewTicker(addressEvery)
 	defer t.Stop()
 	for {
@@ -30,7 +30,7 @@ func watchAddress(ctx context.Context, now netip.Addr, find func() (netip.Addr, 
 			return
 		case <-t.C:
 		}
-		if a, ok := find(); ok && a != now {
+		if a, ok := find(now); ok && a != now {
 			now = a
 			moved(a)
 		}
@@ -39,13 +39,31 @@ func watchAddress(ctx context.Context, now netip.Addr, find func() (netip.Addr, 
 
 // ownAddress is the local address that routes to a server ("host:port"; "" is
 // anywhere), if there is one. netns is the name that this node's own links
-// begin with.
-func ownAddress(server, netns string) (netip.Addr, bool) {
+// begin with. A network of a switch and nothing else has no route to anywhere:
+// there now stays as long as the machine has it, and loopback until there is
+// any other.
+func ownAddress(server, netns string, now netip.Addr) (netip.Addr, bool) {
 	a, err := routeTo(server)
-	if err != nil || a.IsLoopback() || !a.IsValid() {
+	if err != nil || !a.IsValid() {
 		return a, false
 	}
-	return forOthers(a, netns), true
+	if !a.IsLoopback() {
+		return forOthers(a, netns), true
+	}
+	if !now.IsLoopback() && has(now) {
+		return now, true
+	}
+	next := unrouted(netns)
+	return next, !next.IsLoopback()
+}
+
+// has says whether the machine has an address; it may be without a link.
+func has(a netip.Addr) bool {
+	all, err := net.InterfaceAddrs()
+	return err != nil || slices.ContainsFunc(all, func(o net.Addr) bool {
+		p, err := netip.ParsePrefix(o.String())
+		return err == nil && p.Addr().Unmap().WithZone("") == a
+	})
 }
 
 // forOthers is the address to tell for one that routes to a server: a
@@ -126,7 +144,7 @@ func (o serverOptions) follow(ctx context.Context, port int, moved func(advertis
 	if err != nil {
 		return
 	}
-	watchAddress(ctx, now, func() (netip.Addr, bool) { return ownAddress("", o.netns) }, func(a netip.Addr) {
+	watchAddress(ctx, now, func(now netip.Addr) (netip.Addr, bool) { return ownAddress("", o.netns, now) }, func(a netip.Addr) {
 		log.Info("the address of this machine changed", "to", a)
 		gossip(a)
 		advertise := slices.Clone(o.advertise)

@@ -101,9 +101,9 @@ func (p *nodeProcess) followAddress(ctx context.Context) {
 	if p.o.fixedAddress || err != nil {
 		return
 	}
-	find := func() (netip.Addr, bool) { return ownAddress(p.link.Status().Server, p.o.netns) }
+	find := func(now netip.Addr) (netip.Addr, bool) { return ownAddress(p.link.Status().Server, p.o.netns, now) }
 	if p.o.besideServer {
-		find = func() (netip.Addr, bool) { return ownAddress("", p.o.netns) } // as the server does
+		find = func(now netip.Addr) (netip.Addr, bool) { return ownAddress("", p.o.netns, now) } // as the server does
 	}
 	watchAddress(ctx, now, find, func(a netip.Addr) {
 		p.log.Info("the address of this node changed", "to", a)

@@ -116,7 +116,12 @@ func (a *app) offlineCommand(use, short, long, example string, args cobra.Positi
 				return usagef("this makes the server of %s the only one of its cluster, and shuts all others out until they join again; say --yes if that is meant", stateDir)
 			}
 			log := slog.New(slog.NewTextHandler(a.errw, &slog.HandlerOptions{Level: slog.LevelWarn}))
-			out, err := change(cmd, filepath.Join(stateDir, "server"), args, log)
+			dir := filepath.Join(stateDir, "server")
+			var out consensus.Recovered
+			err := controlplane.CheckLost(cmd.Context(), dir, log)
+			if err == nil {
+				out, err = change(cmd, dir, args, log)
+			}
 			if errors.Is(err, consensus.ErrLocked) {
 				return fmt.Errorf("the server is running: %w", err)
 			}
@@ -161,7 +166,9 @@ before and their workloads are not touched. It begins a new recovery epoch:
 lost servers that come back are shut out, with a line that says so, and join
 again as new ones. What was acknowledged only by the lost servers is lost.
 
-Do not use it while the others can be brought back: starting them is enough.`,
+Do not use it while the others can be brought back: starting them is enough. It
+refuses while so many others answer that with this server they are a quorum;
+behind a cut link it cannot know.`,
 		`  dunlin server recover --yes`, cobra.NoArgs,
 		func(cmd *cobra.Command, stateDir string, _ []string, log *slog.Logger) (consensus.Recovered, error) {
 			return controlplane.Recover(cmd.Context(), stateDir, log)

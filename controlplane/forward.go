@@ -63,6 +63,8 @@ func (f *forwarder) Leader(r *http.Request) http.Handler {
 	switch {
 	case id == f.s.raft.ServerID():
 		return nil
+	case id == "" && r.URL.Path == NetCheckPath: // most wanted where nobody leads
+		return nil
 	case id == "" || r.Header.Get(forwardedBy) != "": // no second hop
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			writeStatus(w, unavailable("no server leads at the moment: try again"))

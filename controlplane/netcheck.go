@@ -151,6 +151,9 @@ func eachOnce(reports []gossip.NetReport) {
 
 func (s *Server) getNetCheck(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
+	if leader, _ := s.raft.Leader(); leader == "" {
+		w.Header().Add("Warning", `299 - "no server leads: this is what one server reaches, and nodes were not asked"`)
+	}
 	_ = json.NewEncoder(w).Encode(s.netCheck(r.Context()))
 }
 

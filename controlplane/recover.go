@@ -2,17 +2,24 @@ package controlplane
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/dunlin-project/dunlin/controlplane/consensus"
+	"github.com/dunlin-project/dunlin/controlplane/peers"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
@@ -60,6 +67,94 @@ func Restore(ctx context.Context, stateDir, snapshot string, log *slog.Logger) (
 		return consensus.Recovered{}, err
 	}
 	return consensus.Restore(ctx, cfg, snapshot)
+}
+
+// ErrClusterRuns says that a recovery or a restore would end servers that are
+// not lost.
+var ErrClusterRuns = errors.New("the cluster is not lost")
+
+// CheckLost refuses a recovery or a restore of the server of a state folder,
+// which must not run, while so many of the others answer that with it they are
+// a quorum: they would be shut out, and what they acknowledged be lost. A
+// folder that cannot be read hides nobody: what follows says what is wrong.
+func CheckLost(ctx context.Context, stateDir string, log *slog.Logger) error {
+	cfg, err := offline(stateDir, log)
+	if err != nil {
+		return err
+	}
+	voters, epoch, err := consensus.Voters(ctx, cfg)
+	if errors.Is(err, consensus.ErrLocked) {
+		return err
+	}
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	at, err := answering(ctx, stateDir, cfg.ServerID, voters, epoch, log)
+	if err != nil {
+		return err
+	}
+	run := len(at)
+	if slices.Contains(voters, cfg.ServerID) {
+		run++
+	}
+	if len(at) == 0 || run < len(voters)/2+1 {
+		return nil
+	}
+	slices.Sort(at)
+	return fmt.Errorf("%w: servers answer at %s, and %d of %d servers, which this one brings them to, are a quorum: start this server as it is. If those are to be given up, stop them first",
+		ErrClusterRuns, strings.Join(at, ", "), run, len(voters))
+}
+
+// answering are the addresses at which other voters answer, as a server that
+// does not run finds them.
+func answering(ctx context.Context, stateDir, self string, voters []string, epoch uint64, log *slog.Logger) ([]string, error) {
+	ca, err := pki.LoadCA(filepath.Join(stateDir, "pki"), clock.System)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := pki.NewServing(ca, self, nil)
+	if err != nil {
+		return nil, err
+	}
+	book, err := consensus.OpenPeers(stateDir, &consensus.Disk{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = book.Close() }()
+	var mu sync.Mutex
+	var at []string
+	var later error
+	mesh, err := peers.New(peers.Config{
+		ID: self, ClusterID: ca.ClusterID(), Epoch: func() uint64 { return epoch }, Roots: []*x509.Certificate{ca.Cert}, Book: book, Log: log,
+		Certificate: func() (*tls.Certificate, error) { return cert.GetClientCertificate(nil) },
+		Fenced: func(by string, epoch uint64) {
+			mu.Lock()
+			defer mu.Unlock()
+			later = fmt.Errorf("%w: it went on without this server, says %s (recovery epoch %d): remove %s and join this server again", ErrClusterRuns, by, epoch, stateDir)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = mesh.Close() }()
+	var wg sync.WaitGroup
+	for _, id := range voters {
+		if id == self {
+			continue
+		}
+		wg.Go(func() {
+			addr, err := mesh.Answers(ctx, id)
+			if err != nil {
+				log.Debug("another server does not answer", "server", id, "err", err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			at = append(at, addr)
+		})
+	}
+	wg.Wait()
+	return at, later
 }
 
 // epochKey of the list of servers is the recovery epoch that it is of.

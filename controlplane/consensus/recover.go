@@ -57,6 +57,49 @@ func Recover(ctx context.Context, cfg Config) (out Recovered, err error) {
 	return Recovered{ClusterID: id.Cluster, Version: n.machine.Snapshot().ResourceVersion(), Epoch: n.Epoch()}, nil
 }
 
+// Voters reads from the folder of a server that does not run whose votes count
+// as far as it knows, and of which recovery epoch it is.
+func Voters(ctx context.Context, cfg Config) (ids []string, epoch uint64, err error) {
+	n, err := prepareFolder(ctx, cfg)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read servers: %w", err)
+	}
+	defer n.release()
+	c, err := n.storedConfiguration()
+	if err != nil {
+		return nil, 0, fmt.Errorf("read servers of %s: %w", cfg.Dir, err)
+	}
+	for _, s := range c.Servers {
+		if s.Suffrage == raft.Voter {
+			ids = append(ids, string(s.ID))
+		}
+	}
+	return ids, n.Epoch(), nil
+}
+
+// storedConfiguration is the newest one in the log, which counts from the
+// moment it is there (Raft dissertation, 4.1), or else that of the snapshot.
+func (n *Node) storedConfiguration() (c raft.Configuration, err error) {
+	first, err := n.logs.FirstIndex()
+	if err != nil {
+		return c, fmt.Errorf("log: %w", err)
+	}
+	for i := n.logs.last.Load(); i >= first && i > 0; i-- {
+		var l raft.Log
+		if err := n.logs.GetLog(i, &l); err != nil {
+			return c, fmt.Errorf("log entry %d: %w", i, err)
+		}
+		if l.Type == raft.LogConfiguration {
+			return raft.DecodeConfiguration(l.Data), nil
+		}
+	}
+	metas, err := n.snaps.List()
+	if err != nil || len(metas) == 0 {
+		return c, err
+	}
+	return metas[0].Configuration, nil
+}
+
 func soleConfiguration(id string) raft.Configuration {
 	return raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: raft.ServerID(id), Address: raft.ServerAddress(id)}}}
 }

@@ -229,3 +229,15 @@ func (m *Mesh) Raw(ctx context.Context, id string) (net.Conn, error) {
 	setUserTimeout(c)
 	return c, nil
 }
+
+// Answers says at which address a server of this cluster and this recovery
+// epoch answers.
+func (m *Mesh) Answers(ctx context.Context, id string) (addr string, err error) {
+	c, err := m.dial(ctx, id, wire.ALPNServer)
+	if err != nil {
+		return "", err
+	}
+	addr = c.RemoteAddr().String()
+	_ = c.Close()
+	return addr, nil
+}

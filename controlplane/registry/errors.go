@@ -52,7 +52,7 @@ func terminating(k *manifests.Kind, namespace, name string) error {
 func proposeError(err error) error {
 	switch {
 	case errors.Is(err, state.ErrNoQuorum):
-		return unavailable("no quorum of servers: the write may not have been made; bring back enough servers, or recover from the one that is left", err)
+		return unavailable("no quorum of servers in reach: the write may not have been made; 'dunlin net check' says whom this server reaches: mend the link, or bring back enough servers", err)
 	case errors.Is(err, state.ErrNotLeader):
 		return unavailable("the leader of the control plane changed: try again", err)
 	case errors.Is(err, state.ErrDiskFull):

@@ -63,6 +63,8 @@ type Machine struct {
 	ns   string
 	veth string
 	IP   string
+	// Lone is a network of a switch and nothing else: no way leads elsewhere.
+	Lone bool
 	// resolv is the machine's resolv.conf; "" is this host's.
 	resolv string
 }
@@ -88,13 +90,16 @@ func (s *Site) NewMachine() *Machine {
 }
 
 // Address takes the machine to another address of the site's network, as DHCP
-// does: the old one is gone at once. The way elsewhere leads by this host.
+// does: the old one is gone at once. The way elsewhere, if any, leads by this
+// host.
 func (m *Machine) Address(last int) {
 	m.s.t.Helper()
 	m.IP = fmt.Sprintf("10.231.%d.%d", m.s.net, last)
 	m.s.ip("-n", m.ns, "addr", "flush", "dev", "eth0")
 	m.s.ip("-n", m.ns, "addr", "add", m.IP+"/24", "dev", "eth0")
-	m.s.ip("-n", m.ns, "route", "replace", "default", "via", m.s.Host())
+	if !m.Lone {
+		m.s.ip("-n", m.ns, "route", "replace", "default", "via", m.s.Host())
+	}
 }
 
 // AddIPv6 gives the machine an address under fd31::/64 beside its own.
@@ -193,6 +198,27 @@ func (m *Machine) BlockUDP() {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		m.s.t.Fatalf("nft: %v: %s", err, out)
 	}
+}
+
+// Part drops every packet between the machine and others.
+func (m *Machine) Part(others ...*Machine) {
+	m.s.t.Helper()
+	var list []string
+	for _, o := range others {
+		list = append(list, o.IP)
+	}
+	all := strings.Join(list, ", ")
+	m.nft(m.enter("nft", "-f", "-"), fmt.Sprintf(`table inet dunlinpart {
+	chain in { type filter hook input priority 0; ip saddr { %s } drop; }
+	chain out { type filter hook output priority 0; ip daddr { %s } drop; }
+}
+`, all, all))
+}
+
+// Unite undoes Part.
+func (m *Machine) Unite() {
+	m.s.t.Helper()
+	m.nft(m.enter("nft", "delete", "table", "inet", "dunlinpart"), "")
 }
 
 // CutFrom drops every TCP packet between the machine and one server; nothing

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ func TestServersChangeTheirAddresses(t *testing.T) {
 	var machines []*cluster.Machine
 	for i := range 3 {
 		m := site.NewMachine()
+		m.Lone = i == 1 // one without a route to elsewhere
 		m.Address(11 + i)
 		machines = append(machines, m)
 	}
@@ -122,6 +124,18 @@ func TestServersChangeTheirAddresses(t *testing.T) {
 			next++
 		}
 		well("all servers moved")
+		// The power is back before the switch is.
+		c.List[1].Stop(syscall.SIGKILL)
+		machines[1].Cut()
+		c.List[1].Start()
+		c.Eventually(time.Minute, "it starts without an address", func() error {
+			if l := c.List[1].Log(); !strings.Contains(l[strings.LastIndex(l, "server is starting")+1:], "127.0.0.1") {
+				return fmt.Errorf("log %s", l)
+			}
+			return nil
+		})
+		machines[1].Heal()
+		well("a server started without a link")
 		nodes[0].Address(next)
 		next++
 		well("a node moved")
