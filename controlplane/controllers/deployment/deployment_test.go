@@ -2,6 +2,7 @@ package deployment
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -307,6 +308,42 @@ func TestProportionalScaling(t *testing.T) {
 	}
 	if sizes["old"] != 11 || sizes["new"] != 7 {
 		t.Fatalf("sizes %v", sizes)
+	}
+}
+
+// A scaling down in the middle of a rollout that is stuck takes what does not
+// serve before it falls below maxUnavailable.
+func TestScalingDownKeepsTheFloor(t *testing.T) {
+	set := func(name string, n, available int32, age int) *appsv1.ReplicaSet {
+		rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(int64(1000-age), 0)),
+			Annotations: map[string]string{maxAnnotation: "5"}}, Spec: appsv1.ReplicaSetSpec{Replicas: &n}}
+		rs.Status.AvailableReplicas = available
+		return rs
+	}
+	zero, one := intstr.FromInt32(0), intstr.FromInt32(1)
+	for _, c := range []struct {
+		name      string
+		available [3]int32
+		to        int32
+		want      [3]int32
+	}{
+		{"3 serve, 2 are the least", [3]int32{3, 0, 0}, 3, [3]int32{2, 0, 1}},
+		{"2 serve, 2 are the least", [3]int32{2, 0, 0}, 3, [3]int32{2, 0, 1}},
+		{"all serve: by size, as upstream", [3]int32{3, 1, 1}, 3, [3]int32{1, 1, 1}},
+		{"fewer serve than the least: none of them goes", [3]int32{2, 0, 0}, 4, [3]int32{2, 1, 1}},
+		{"to nothing", [3]int32{3, 0, 0}, 0, [3]int32{0, 0, 0}},
+	} {
+		d := web(c.to)
+		d.Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType,
+			RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &zero, MaxUnavailable: &one}}
+		sets := []*appsv1.ReplicaSet{set("serves", 3, c.available[0], 30), set("crashes", 1, c.available[1], 20), set("unready", 1, c.available[2], 10)}
+		got := [3]int32{}
+		for _, r := range proportional(d, sets) {
+			got[slices.Index(sets, r.rs)] = r.to
+		}
+		if got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }
 

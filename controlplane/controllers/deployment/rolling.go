@@ -326,7 +326,33 @@ func proportional(d *appsv1.Deployment, all []*appsv1.ReplicaSet) []resize {
 	if len(out) > 0 && toAdd != 0 {
 		out[0].to = max(out[0].to+toAdd-added, 0)
 	}
+	if toAdd < 0 {
+		keepFloor(d, out)
+	}
 	return out
+}
+
+// keepFloor moves cuts from available pods to unavailable ones, of whatever
+// set, as far as the shares would leave fewer available ones than the strategy
+// allows. Upstream's shares look at sizes alone: of a rollout that is stuck,
+// with 3 old pods that serve and 2 new ones that never will, a scaling from 5 to
+// 3 leaves it one that serves, whatever maxUnavailable says.
+func keepFloor(d *appsv1.Deployment, out []resize) {
+	stays := func(r *resize) int32 { return min(r.to, r.rs.Status.AvailableReplicas) }
+	short := wanted(d) - maxUnavailable(d)
+	for i := range out {
+		short -= stays(&out[i])
+	}
+	for i := range out {
+		r := &out[i]
+		for j := range out {
+			other := &out[j]
+			n := min(short, min(r.rs.Status.AvailableReplicas, replicas(r.rs.Spec.Replicas))-r.to, other.to-stays(other))
+			if n > 0 {
+				r.to, other.to, short = r.to+n, other.to-n, short-n
+			}
+		}
+	}
 }
 
 // fraction is by how much the set changes if it keeps its share.
