@@ -99,7 +99,18 @@ func (p *Pool) check(ctx context.Context, which func(name string) bool) []Path {
 	}
 	p.checks.mu.Unlock()
 	slices.SortFunc(out, func(a, b Path) int { return strings.Compare(a.Address, b.Address) })
-	return out
+	return withoutFormer(out)
+}
+
+// withoutFormer leaves out the silent addresses of members that are heard at
+// another one: they have moved, and the pool forgets where they were only when
+// it thinks that dead.
+func withoutFormer(paths []Path) []Path {
+	heard := map[string]bool{}
+	for _, p := range paths {
+		heard[p.Member] = heard[p.Member] || !p.Silent()
+	}
+	return slices.DeleteFunc(paths, func(p Path) bool { return p.Silent() && heard[p.Member] })
 }
 
 func (p *Pool) allGood(nonces []uint64) bool {

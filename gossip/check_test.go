@@ -55,3 +55,18 @@ func TestBlockedNamesBothEnds(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Who has moved is not missed where it was.
+func TestFormerAddressesAreNoFault(t *testing.T) {
+	got := withoutFormer([]Path{
+		{Member: "moved", Address: "10.0.0.1:7946"}, {Member: "moved", Address: "10.0.0.2:7946", TCPIn: true},
+		{Member: "cut", Address: "10.0.0.3:7946"}, {Member: "well", Address: "10.0.0.4:7946", UDPIn: true, UDPOut: true, TCPIn: true, TCPOut: true},
+	})
+	var at []string
+	for _, p := range got {
+		at = append(at, p.Address)
+	}
+	if want := []string{"10.0.0.2:7946", "10.0.0.3:7946", "10.0.0.4:7946"}; !slices.Equal(at, want) {
+		t.Errorf("%v, want %v", at, want)
+	}
+}
