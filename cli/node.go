@@ -461,6 +461,9 @@ func joinNode(ctx context.Context, o nodeOptions, line string, log *slog.Logger)
 	if err != nil {
 		return nil, err
 	}
+	if got := id.Grant().NodeName; o.named && !strings.HasPrefix(got, o.name) { // of a taken name the reply spoke
+		log.Warn("the join line is for a node of another name", "name", got, "wanted", o.name, "hint", "a line of 'dunlin token create' without --node-name leaves the name to the node")
+	}
 	log.Info("joined", "cluster", id.Grant().ClusterID, "node", id.Grant().NodeName, "address", o.address)
 	return id, nil
 }
