@@ -59,6 +59,10 @@ type Agent struct {
 	stopped  atomic.Bool   // the cluster's pods shall not run here
 	changed  chan struct{} // 1: look at assignment and static pods again
 	assigned chan struct{} // the assignment is another one
+	quiet    silences
+	answered atomic.Uint64 // the newest pull that was; 0 once the workers know
+	untold   atomic.Bool   // a start waits for an answered pull
+	pullNow  chan struct{} // 1: beside the link's hints
 	heldNews chan struct{} // 1: what HeldPods tells may be another
 	finished chan string   // uids of workers that ended
 	unknown  chan unknownPods
@@ -117,7 +121,7 @@ func New(c Config) (*Agent, error) {
 	a := &Agent{
 		c: c, log: c.Logger.With("node", c.NodeName), reports: newReports(), fig: newFigures(),
 		slots: make(chan struct{}, c.Starts), pulls: make(chan struct{}, c.Starts), quit: make(chan struct{}), look: make(chan struct{}, 1),
-		known: map[string]podInfo{}, changed: make(chan struct{}, 1), assigned: make(chan struct{}, 1), heldNews: make(chan struct{}, 1),
+		known: map[string]podInfo{}, changed: make(chan struct{}, 1), assigned: make(chan struct{}, 1), heldNews: make(chan struct{}, 1), pullNow: make(chan struct{}, 1),
 		finished: make(chan string), unknown: make(chan unknownPods),
 		pressures: newPressures(c.Eviction), volumesIn: newInUse(), unlimited: map[string]bool{}, volumesNews: make(chan struct{}, 1),
 		workers: map[string]*worker{}, gones: map[string]store.Gone{}, strays: map[string]uint64{},
@@ -233,7 +237,9 @@ func (a *Agent) mainLoop(ctx context.Context) {
 		case said := <-a.unknown:
 			a.noteUnknown(said)
 		}
+		pull := a.answered.Swap(0)
 		a.reconcile(ctx)
+		a.settled(pull)
 	}
 }
 

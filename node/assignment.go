@@ -89,7 +89,7 @@ func (a *Agent) pullLoop(ctx context.Context, hints <-chan struct{}) {
 		} else {
 			wait.reset()
 		}
-		if !sleep(ctx, d, hints) {
+		if !sleepUntil(ctx, d, hints, a.pullNow) {
 			return
 		}
 	}
@@ -143,6 +143,8 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	a.mu.RUnlock()
 	pctx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
+	a.hear()
+	asked := a.quiet.asked()
 	reply, err := a.c.Link.Pull(pctx, req)
 	if err != nil {
 		a.pulled(resultError)
@@ -155,6 +157,8 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	}
 	if next == nil {
 		a.pulled(resultUnchanged)
+		a.answered.Store(asked)
+		signal(a.changed)
 		return nil
 	}
 	hold(old, next, reply.Lost, a.running, a.c.NodeName)
@@ -166,6 +170,7 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	}
 	a.pulled(resultOK)
 	a.setAssignment(*next)
+	a.answered.Store(asked)
 	a.tellHeld(&old, next)
 	if err := a.c.Network.SetCIDRs(next.PodCIDRs); err != nil {
 		a.log.Error("pod address ranges cannot be used", "cidrs", next.PodCIDRs, "err", err)

@@ -29,6 +29,7 @@ type stubLink struct {
 	mu      sync.Mutex
 	asg     wire.Assignment
 	cut     bool
+	noPull  bool // only reports get through
 	hints   chan struct{}
 	pulls   int
 	reports []*wire.Report
@@ -55,7 +56,7 @@ var errCut = errors.New("offline")
 func (l *stubLink) Pull(_ context.Context, r wire.PullRequest) (*wire.Assignment, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cut {
+	if l.cut || l.noPull {
 		return nil, errCut
 	}
 	l.pulls++
@@ -144,6 +145,13 @@ func (l *stubLink) setCut(cut bool) {
 	if !cut {
 		l.hint()
 	}
+}
+
+func (l *stubLink) setNoPull(no bool) {
+	l.mu.Lock()
+	l.noPull = no
+	l.mu.Unlock()
+	l.hint()
 }
 
 func (l *stubLink) hint() {

@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"fmt"
+	"math"
+	"sync"
 	"time"
 
 	"github.com/dunlin-project/dunlin/manifests"
@@ -37,6 +39,97 @@ func (a *Agent) stopLeft(s time.Duration) time.Duration {
 	return stopLeft(s, sent, a.c.Elapsed(), known)
 }
 
+// silences keeps the longest time without an acknowledged renewal whose end no
+// answered pull has followed yet: meanwhile the cluster may have started
+// elsewhere what had to stop here by itself, and this node has not heard. Safe
+// for concurrent use.
+type silences struct {
+	mu    sync.Mutex
+	known bool
+	last  time.Duration // when the newest acknowledged renewal was sent
+	// The longest that ended before the newest pull was asked, and since.
+	before, since time.Duration
+	pull          uint64 // counts pulls
+}
+
+// heard takes what Config.Contact said.
+func (s *silences) heard(sent time.Duration, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !known || s.known && sent <= s.last {
+		return
+	}
+	gap := time.Duration(math.MaxInt64) // none before it that this agent knows of
+	if s.known {
+		gap = sent - s.last
+	}
+	s.known, s.last, s.since = true, sent, max(s.since, gap)
+}
+
+// asked begins a pull.
+func (s *silences) asked() (pull uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before, s.since = max(s.before, s.since), 0
+	s.pull++
+	return s.pull
+}
+
+// answered says that a pull was answered, and that the answer is acted on.
+func (s *silences) answered(pull uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if pull == s.pull { // or the next one's answer counts
+		s.before = 0
+	}
+}
+
+func (s *silences) longest() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(s.before, s.since)
+}
+
+func (a *Agent) hear() {
+	if a.c.Contact != nil {
+		a.quiet.heard(a.c.Contact())
+	}
+}
+
+// told says that a server was asked what shall run here since the node was
+// last silent for s.
+func (a *Agent) told(s time.Duration) bool {
+	a.hear()
+	return a.c.Link == nil || a.quiet.longest() < s
+}
+
+// settled ends a pull whose answer the workers know by now: what waited for it
+// is tried.
+func (a *Agent) settled(pull uint64) {
+	if pull == 0 {
+		return
+	}
+	a.quiet.answered(pull)
+	if a.untold.Swap(false) {
+		a.eachWithDeadline(func(m *mailbox) { m.refs = true })
+	}
+}
+
+// eachWithDeadline tells the workers of pods that have a stop deadline.
+func (a *Agent) eachWithDeadline(what func(*mailbox)) {
+	a.mu.RLock()
+	var list []*worker
+	for _, i := range a.known {
+		if i.worker != nil && i.assigned != nil && i.assigned.Annotations[manifests.AnnotationStopDeadline] != "" {
+			list = append(list, i.worker)
+		}
+	}
+	a.mu.RUnlock()
+	for _, w := range list {
+		w.box.tell(what)
+	}
+}
+
 // limitStart gives a container that is about to start its deadline, or says
 // why it may not.
 func (w *worker) limitStart(spec *workload.Spec) error {
@@ -51,6 +144,12 @@ func (w *worker) limitStart(spec *workload.Spec) error {
 	if spec.StopDeadline = w.a.stopLeft(s); spec.StopDeadline <= 0 {
 		return &workload.StartError{Reason: "Disconnected",
 			Message: fmt.Sprintf("no server answered for %s (annotation %s), so the pod may run elsewhere: it starts once one answers", s, manifests.AnnotationStopDeadline)}
+	}
+	if !w.a.told(s) {
+		w.a.untold.Store(true)
+		signal(w.a.pullNow)
+		return &workload.StartError{Reason: "Disconnected",
+			Message: fmt.Sprintf("no server answered for %s or more (annotation %s), so the pod may run elsewhere: it starts once the server that answers now has said that it is still to run here", s, manifests.AnnotationStopDeadline)}
 	}
 	return nil
 }
@@ -101,16 +200,7 @@ func (a *Agent) contactLoop(ctx context.Context) {
 		}
 		back := last == 0 || sent-last > 4*extendEvery
 		last = sent
-		a.mu.RLock()
-		var list []*worker
-		for _, i := range a.known {
-			if i.worker != nil && i.assigned != nil && i.assigned.Annotations[manifests.AnnotationStopDeadline] != "" {
-				list = append(list, i.worker)
-			}
-		}
-		a.mu.RUnlock()
-		for _, w := range list {
-			w.box.tell(func(m *mailbox) { m.extend, m.refs = true, m.refs || back })
-		}
+		a.hear()
+		a.eachWithDeadline(func(m *mailbox) { m.extend, m.refs = true, m.refs || back })
 	}
 }

@@ -181,3 +181,70 @@ func TestStopDeadline(t *testing.T) {
 		}
 	})
 }
+
+// TestStopDeadlineWaitsForTheCluster: a pod that had to stop by itself may run
+// elsewhere by now. When a server answers again, it does not start before the
+// server has said what is to run here, however long that takes.
+func TestStopDeadlineWaitsForTheCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		m := &mortal{stubRuntime: b.rt, end: map[workload.ID]*time.Timer{}}
+		b.c.Runtimes = map[string]workload.Runtime{wasmHandler: m}
+		boot := time.Now()
+		b.c.Elapsed = func() time.Duration { return time.Hour + time.Since(boot) }
+		var mu sync.Mutex
+		leased, sent := true, time.Duration(0)
+		b.c.Contact = func() (time.Duration, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			if leased { // a renewal each 2 s
+				sent = b.c.Elapsed().Truncate(2 * time.Second)
+			}
+			return sent, true
+		}
+		lease := func(on bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			leased = on
+		}
+		for _, name := range []string{"moves", "stays"} {
+			b.link.put("Pod", wasmPod(name, func(p *corev1.Pod) {
+				p.Annotations = map[string]string{manifests.AnnotationStopDeadline: "1m"}
+			}))
+		}
+		b.start()
+		b.after(time.Minute)
+		b.want("uid-moves", "Running+Ready")
+		b.want("uid-stays", "Running+Ready")
+		starts := len(b.rt.started())
+
+		lease(false)
+		b.link.setCut(true)
+		b.after(10 * time.Minute)
+		if got := b.rt.running(); len(got) != 0 {
+			t.Fatalf("after the deadline: %v", got)
+		}
+		b.link.drop("uid-moves") // it runs elsewhere
+		b.link.setNoPull(true)
+		b.link.setCut(false)
+		lease(true) // and the assignment does not come through yet
+		b.after(5 * time.Minute)
+		if got := b.rt.started(); len(got) != starts {
+			t.Fatalf("started before the cluster said so: %v", got[starts:])
+		}
+		w := b.link.statusOf("uid-stays").ContainerStatuses[0].State.Waiting
+		if w == nil || w.Reason != "Disconnected" || !strings.Contains(w.Message, "still to run here") {
+			t.Errorf("it does not say why: %+v", w)
+		}
+		b.link.setNoPull(false)
+		b.after(2 * time.Minute)
+		b.want("uid-stays", "Running+Ready")
+		if got := b.rt.started(); len(got) != starts+1 {
+			t.Errorf("starts %v", got[starts:])
+		}
+		b.stop()
+		for _, tm := range m.end {
+			tm.Stop()
+		}
+	})
+}
