@@ -104,7 +104,11 @@ var (
 // elsewhere, and why; "" that it is welcome again. The next pull, which a hint
 // causes, acts on it.
 func (a *Agent) Stopped(reason string) {
-	if a.stopped.Swap(reason != "") != (reason != "") && reason != "" {
+	if a.stopped.Swap(reason != "") == (reason != "") {
+		return
+	}
+	a.Refresh() // its Node says so
+	if reason != "" {
 		a.log.Error("the pods that the cluster gave this node are stopped here; static pods go on", "reason", reason)
 	}
 }

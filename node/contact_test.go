@@ -248,3 +248,35 @@ func TestStopDeadlineWaitsForTheCluster(t *testing.T) {
 		}
 	})
 }
+
+// TestStoppedNodeSaysSo: who asks on the machine is not told that it is Ready.
+func TestStoppedNodeSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.start()
+		b.after(time.Minute)
+		ready := func() corev1.NodeCondition {
+			for _, c := range b.agent.Node().Status.Conditions {
+				if c.Type == corev1.NodeReady {
+					return c
+				}
+			}
+			return corev1.NodeCondition{}
+		}
+		if c := ready(); c.Status != corev1.ConditionTrue {
+			t.Fatalf("%+v", c)
+		}
+		b.link.setCut(true)
+		b.agent.Stopped("it was declared dead")
+		b.after(time.Minute)
+		if c := ready(); c.Status != corev1.ConditionFalse || c.Reason != "PodsStopped" || !strings.Contains(c.Message, "--local") {
+			t.Errorf("%+v", c)
+		}
+		b.agent.Stopped("")
+		b.after(time.Minute)
+		if c := ready(); c.Status != corev1.ConditionTrue {
+			t.Errorf("welcome again: %+v", c)
+		}
+		b.stop()
+	})
+}
