@@ -45,9 +45,10 @@ type logStore struct {
 	cut    bool                // its last file was cut off within an entry
 	broken error               // the last write failed: w must be reopened first
 
-	first, last atomic.Uint64 // durable range
-	cutFrom     atomic.Uint64 // a truncation of the tail goes on from this entry; 0: none
-	appended    atomic.Uint64 // bytes of entries, since the newest snapshot at open
+	first, last atomic.Uint64   // durable range
+	ctx         context.Context // ends with the node; nil waits for nothing
+	cutFrom     atomic.Uint64   // a truncation of the tail goes on from this entry; 0: none
+	appended    atomic.Uint64   // bytes of entries, since the newest snapshot at open
 	fault       func(error)
 	well        func() // an append worked; nil is nobody's news
 	// lower forgets durably that the log ever ended after last; nil if nobody
@@ -272,8 +273,30 @@ func (l *logStore) FirstIndex() (uint64, error) { return l.first.Load(), nil }
 // LastIndex implements raft.LogStore.
 func (l *logStore) LastIndex() (uint64, error) { return l.last.Load(), nil }
 
-// GetLog implements raft.LogStore.
+// GetLog implements raft.LogStore. While the log is closed, since a failed
+// write could not be mended yet, it waits: Raft would tell the leader that the
+// entry is not there, and the leader, asking for ever older ones, would in the
+// end send its snapshot, which may be older than what is here; or panic, for a
+// committed one.
 func (l *logStore) GetLog(index uint64, e *raft.Log) error {
+	err := l.get(index, e)
+	for wait := 50 * time.Millisecond; errors.Is(err, ErrClosed) && l.ctx != nil && l.ctx.Err() == nil; wait = min(2*wait, 5*time.Second) {
+		if l.healthy(l.ctx) != nil {
+			select {
+			case <-time.After(wait):
+			case <-l.ctx.Done():
+			}
+		}
+		err = l.get(index, e)
+	}
+	return err
+}
+
+// get is GetLog for who does not wait.
+func (l *logStore) get(index uint64, e *raft.Log) error {
+	if first, last := l.first.Load(), l.last.Load(); index < first || index > last {
+		return raft.ErrLogNotFound
+	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	if l.w == nil {

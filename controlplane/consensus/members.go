@@ -132,10 +132,22 @@ func (n *Node) member(what, id string, f raft.Future) error {
 	return nil
 }
 
+// handOverTimeout bounds HandOver: a Raft that waits for its disk answers
+// nobody, and a server that stops must not wait for it.
+const handOverTimeout = 10 * time.Second
+
 // HandOver asks another voter to lead. It returns when this server does not
 // lead any more, or with an error.
 func (n *Node) HandOver() error {
-	if err := n.await(n.raft.LeadershipTransfer()); err != nil {
+	answer := make(chan error, 1)
+	go func() { answer <- n.await(n.raft.LeadershipTransfer()) }() // ends with Raft at the latest
+	var err error
+	select {
+	case err = <-answer:
+	case <-time.After(handOverTimeout):
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
 		return fmt.Errorf("hand over leadership: %w", err)
 	}
 	return nil
@@ -159,7 +171,7 @@ func (n *Node) committedIn(term uint64) bool {
 		return true
 	}
 	var e raft.Log
-	if err := n.logs.GetLog(n.raft.CommitIndex(), &e); err != nil || e.Term != term {
+	if err := n.logs.get(n.raft.CommitIndex(), &e); err != nil || e.Term != term {
 		return false // one that is only in a snapshot counts as none
 	}
 	n.begun.Store(term)

@@ -236,7 +236,7 @@ func (n *Node) openStores() error {
 		return err
 	}
 	n.logs = &logStore{
-		disk: n.disk, dir: filepath.Join(n.cfg.Dir, "log"), segment: n.cfg.SegmentBytes,
+		ctx: n.ctx, disk: n.disk, dir: filepath.Join(n.cfg.Dir, "log"), segment: n.cfg.SegmentBytes,
 		logger: newRaftLogger(n.log, "log"), kept: n.snaps.kept, fault: n.faults.set,
 		well: n.faults.clearWrite, // a server that follows learns only here that its disk is well again
 	}
