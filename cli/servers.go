@@ -72,6 +72,10 @@ func (a *app) printServers(list controlplane.ServerList) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if list.FeatureLevel == 0 {
+		a.notef("Warning: the server that was asked has just started, and has not read names, addresses and level yet.\n")
+		return nil
+	}
 	if len(list.Items) > 0 && least > list.FeatureLevel {
 		a.notef("The cluster's feature level is %d, and every server understands %d: 'dunlin server raise-level' raises it, for good.\n", list.FeatureLevel, least)
 	}

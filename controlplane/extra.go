@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -193,6 +194,11 @@ func (s *Server) declareDead(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) getServers(w http.ResponseWriter, r *http.Request) {
+	if s.raft.State().Facts().Feature == 0 { // just started: names and addresses are in the state
+		ctx, cancel := context.WithTimeout(r.Context(), forwardWait)
+		_ = s.writes.Barrier(ctx) // without a leader the list says so
+		cancel()
+	}
 	list, err := s.listServers(r.Context())
 	if err != nil {
 		writeStatus(w, apierrors.NewInternalError(err))

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"golang.org/x/sys/unix"
 
 	"github.com/dunlin-project/dunlin/controlplane/state"
@@ -316,6 +317,30 @@ func TestDiskFaults(t *testing.T) {
 				t.Errorf("fault remains: %v", err)
 			}
 		})
+	}
+}
+
+// TestReadsWaitForAFullDisk: while the log cannot be opened again after a
+// failed write, what Raft reads from it is late, and not missing: a leader
+// that hears that it is missing asks for ever older entries, and in the end
+// sends a snapshot that may be older than what is here (seed 8820 of three
+// servers: Raft went back, and panicked).
+func TestReadsWaitForAFullDisk(t *testing.T) {
+	n := openTest(t, testConfig(t, t.TempDir()))
+	mustPropose(t, n, state.Op{Type: state.OpCreate, Record: object("ConfigMap", "", "before")})
+	last := n.logs.last.Load()
+	n.logs.mu.Lock() // as when it could not be opened again
+	n.logs.closeWAL()
+	n.logs.broken = unix.ENOSPC
+	n.logs.mu.Unlock()
+	if err := n.logs.get(last, new(raft.Log)); !errors.Is(err, ErrClosed) {
+		t.Fatalf("who does not wait: %v", err)
+	}
+	if err := n.logs.GetLog(last+100, new(raft.Log)); !errors.Is(err, raft.ErrLogNotFound) {
+		t.Errorf("what was never there: %v", err)
+	}
+	if err := n.logs.GetLog(last, new(raft.Log)); err != nil {
+		t.Errorf("read: %v", err)
 	}
 }
 
