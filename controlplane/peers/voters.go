@@ -80,7 +80,7 @@ func Decide(list []Standing) (next Change, why map[string]string) {
 	switch {
 	case len(ready) > 0 && len(voters) < maxVoters && (even || len(ready) > 1):
 		return Change{Promote, ready[0].ID, "there will be an odd number of voters"}, why
-	case even && len(ready) == 0:
+	case even && (len(ready) == 0 || len(voters) >= maxVoters):
 		if d := spare(voters); d != nil {
 			return Change{Demote, d.ID, fmt.Sprintf("%d voters tolerate no more failures than %d", len(voters), len(voters)-1)}, why
 		}
