@@ -112,6 +112,43 @@ func TestExecForSlowReader(t *testing.T) {
 	}
 }
 
+// lateWriter is still writing when whoever reads for it has given up.
+type lateWriter struct {
+	outs   outlets
+	cancel func()
+	wrote  atomic.Bool
+}
+
+func (w *lateWriter) Write(p []byte) (int, error) {
+	w.cancel()
+	t := time.NewTicker(time.Millisecond)
+	defer t.Stop()
+	for w.outs.all[0].r.SetReadDeadline(time.Time{}) == nil {
+		<-t.C
+	}
+	w.wrote.Store(true)
+	return len(p), nil
+}
+
+// TestExecWritesNothingAfterItsEnd: a probe that takes too long reads what its
+// command printed while nobody writes any more.
+func TestExecWritesNothingAfterItsEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &lateWriter{cancel: cancel}
+	in, err := w.outs.pipe(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.WriteString("said\n"); err != nil {
+		t.Fatal(err)
+	}
+	w.outs.end(ctx)
+	if !w.wrote.Load() {
+		t.Error("it ended before what was being written")
+	}
+	_ = in.Close()
+}
+
 // endingWriter ends a context once anything is written and over says so.
 type endingWriter struct {
 	bytes.Buffer

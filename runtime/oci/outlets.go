@@ -85,7 +85,8 @@ func (o *outlets) end(ctx context.Context) {
 				over = true
 			case <-ctx.Done():
 				_ = x.r.Close()
-				over = true // a write that waits ends with its reader
+				x.ended()
+				over = true
 			case <-t.C:
 				last := time.Unix(0, max(x.last.Load(), ended.UnixNano()))
 				if !x.busy.Load() && time.Since(last) > outletIdle {
@@ -93,5 +94,17 @@ func (o *outlets) end(ctx context.Context) {
 				}
 			}
 		}
+	}
+}
+
+// ended waits for a write that is under way: the writer is its owner's again
+// afterwards. One that waits itself, for a reader that does not read, ends with
+// that reader.
+func (x *outlet) ended() {
+	t := time.NewTimer(outletIdle)
+	defer t.Stop()
+	select {
+	case <-x.done:
+	case <-t.C:
 	}
 }
