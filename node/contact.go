@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -130,6 +131,18 @@ func (a *Agent) eachWithDeadline(what func(*mailbox)) {
 	}
 }
 
+// errUntold: a start waits for the answer to a pull.
+var errUntold = errors.New("not told what is to run here")
+
+// askAfter asks for it once the start's refusal has got back to its worker: an
+// answer that came before would find nothing that waits.
+func (a *Agent) askAfter(err error) {
+	if errors.Is(err, errUntold) {
+		a.untold.Store(true)
+		signal(a.pullNow)
+	}
+}
+
 // limitStart gives a container that is about to start its deadline, or says
 // why it may not.
 func (w *worker) limitStart(spec *workload.Spec) error {
@@ -146,9 +159,7 @@ func (w *worker) limitStart(spec *workload.Spec) error {
 			Message: fmt.Sprintf("no server answered for %s (annotation %s), so the pod may run elsewhere: it starts once one answers", s, manifests.AnnotationStopDeadline)}
 	}
 	if !w.a.told(s) {
-		w.a.untold.Store(true)
-		signal(w.a.pullNow)
-		return &workload.StartError{Reason: "Disconnected",
+		return &workload.StartError{Reason: "Disconnected", Err: errUntold,
 			Message: fmt.Sprintf("no server answered for %s or more (annotation %s), so the pod may run elsewhere: it starts once the server that answers now has said that it is still to run here", s, manifests.AnnotationStopDeadline)}
 	}
 	return nil

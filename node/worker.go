@@ -329,6 +329,7 @@ func (w *worker) take(r result) {
 	for _, n := range notes {
 		w.event(n)
 	}
+	w.a.askAfter(r.err)
 }
 
 // tellEnds makes events of containers that ended in the last step, and stops
