@@ -197,8 +197,13 @@ func (m *snapshotMeta) raft() *raft.SnapshotMeta {
 	}
 }
 
-// Create implements raft.SnapshotStore.
+// Create implements raft.SnapshotStore. A snapshot older than the newest here is
+// refused: Raft installs what a leader sends whatever it has applied itself, and
+// would go back to it.
 func (s *snapshotStore) Create(_ raft.SnapshotVersion, index, term uint64, c raft.Configuration, ci uint64, _ raft.Transport) (raft.SnapshotSink, error) {
+	if _, newest := s.kept(); index < newest {
+		return nil, fmt.Errorf("snapshot at index %d: older than what is here (%d)", index, newest)
+	}
 	m := &snapshotMeta{Format: state.ImageFormat, Index: index, Term: term, Config: raft.EncodeConfiguration(c), ConfigIndex: ci}
 	return &snapshotSink{s: s, meta: m, tmp: s.file(m.id(), ".tmp")}, nil
 }
