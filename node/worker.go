@@ -168,16 +168,18 @@ func (w *worker) anyLive() bool {
 // advance steps until there is nothing to do now; ok is false when the pod
 // is gone.
 func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool) {
-	o := w.observe(ctx, all)
+	o := w.observe(ctx, all || w.unsaved)
 	for {
 		before := w.state
 		now := w.a.now()
 		next, act := step(before, o, now)
 		rec := next.record()
-		if err := w.persist(&next, rec); err != nil {
+		err := w.persist(&next, rec)
+		if w.unsaved = err != nil; w.unsaved {
 			if w.due(now.mono) {
 				w.log.Error("pod record cannot be saved; nothing is done for the pod until it can", "err", err)
 			}
+			w.tellUnsaved(&next)
 			return now.mono.Add(persistRetry), true
 		}
 		o = observed{}
@@ -196,6 +198,16 @@ func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool
 		}
 		w.act(ctx, act)
 	}
+}
+
+// tellUnsaved tells what was seen of a pod whose record cannot be saved: nothing
+// is done about it, but a Service must not go on sending to a container that has
+// ended. What is seen is read anew for as long as this lasts (unsaved).
+func (w *worker) tellUnsaved(next *podState) {
+	before := w.state
+	w.state = *next
+	w.publish()
+	w.state = before
 }
 
 // measureStart notes once how long the pod took to run.
