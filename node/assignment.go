@@ -170,6 +170,7 @@ func (a *Agent) pull(ctx context.Context, full bool) error {
 	if err := a.c.Store.SaveAssignment(*next); err != nil {
 		a.pulled(resultError)
 		a.log.Error("assignment cannot be saved and is not acted on", "generation", next.Generation, "err", err)
+		a.Refresh() // the Node tells
 		return err
 	}
 	a.pulled(resultOK)

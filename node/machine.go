@@ -223,6 +223,9 @@ func (a *Agent) nodeConditions(f MachineFacts) []corev1.NodeCondition {
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "the agent runs and takes pods"},
 		{Type: LimitsEnforced, Status: corev1.ConditionTrue, Reason: "LimitsEnforced", Message: "memory limits are enforced"},
 	}
+	if err := a.c.Store.Check(); err != nil {
+		conds[1] = unsaved(err)
+	}
 	if a.stopped.Load() { // read on this machine only: a server hears nothing from it
 		conds[len(conds)-2] = no(corev1.NodeReady, "PodsStopped",
 			"the cluster has this node's pods run elsewhere, and they are stopped here: 'dunlin describe node "+a.c.NodeName+" --local' says why, and what to do")

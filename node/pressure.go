@@ -107,7 +107,7 @@ func newPressures(c eviction.Config) *pressures {
 // adopt goes on from what an earlier agent told.
 func (p *pressures) adopt(conds []corev1.NodeCondition, now time.Time) {
 	for _, c := range conds {
-		if _, ok := pressureReasons[c.Type]; ok && c.Status == corev1.ConditionTrue {
+		if _, ok := pressureReasons[c.Type]; ok && c.Status == corev1.ConditionTrue && c.Reason != reasonUnsaved {
 			p.tracker.Adopt(c.Type, now)
 			p.told[c.Type] = told{message: c.Message, worst: 1000, wait: overAfter}
 		}
@@ -177,10 +177,21 @@ func (p *pressures) condition(t corev1.NodeConditionType, now time.Time) corev1.
 	return corev1.NodeCondition{Type: t, Status: corev1.ConditionTrue, Reason: words[0], Message: cmp.Or(p.told[t].over, p.told[t].message)}
 }
 
-// pressed are the conditions that are on.
+// reasonUnsaved is why a node whose state cannot be saved has disk pressure:
+// what it cannot save it does not start, so that pods belong elsewhere.
+const reasonUnsaved = "StateCannotBeSaved"
+
+// unsaved is the disk pressure of a node whose state cannot be saved.
+func unsaved(err error) corev1.NodeCondition {
+	return corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Reason: reasonUnsaved,
+		Message: fmt.Sprintf("the state folder cannot be written: no pod is started or stopped here until it can; what runs goes on (%v); look at the disk, and at the kernel's log", err)}
+}
+
+// pressed are the conditions that are on, and for which pods are refused: those
+// that wait for the state folder are taken once it can be written.
 func pressed(conds []corev1.NodeCondition) (out []corev1.NodeConditionType) {
 	for _, c := range conds {
-		if _, ok := pressureReasons[c.Type]; ok && c.Status == corev1.ConditionTrue {
+		if _, ok := pressureReasons[c.Type]; ok && c.Status == corev1.ConditionTrue && c.Reason != reasonUnsaved {
 			out = append(out, c.Type)
 		}
 	}

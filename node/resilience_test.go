@@ -258,9 +258,27 @@ func TestDiskFull(t *testing.T) {
 		if got := b.rt.running(); len(got) != 1 {
 			t.Fatalf("%v run", got)
 		}
+		pressure := func() string {
+			b.link.mu.Lock()
+			defer b.link.mu.Unlock()
+			i := slices.IndexFunc(b.link.node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeDiskPressure })
+			return b.link.node.Status.Conditions[i].Reason
+		}
+		if got := pressure(); got != reasonUnsaved {
+			t.Fatalf("disk pressure: %s", got)
+		}
+		b.rt.end(workload.ID{PodUID: "uid-old", Container: "main"}, 3, "Error")
+		b.after(time.Minute) // told of, and not acted on
+		if st := b.want("uid-old", "Running"); st.ContainerStatuses[0].State.Terminated == nil || len(b.rt.started()) != 1 {
+			t.Fatalf("%+v, starts %v", st.ContainerStatuses, b.rt.started())
+		}
 		b.db.FailWrites(nil)
 		b.after(2 * time.Minute)
+		b.want("uid-old", "Running+Ready")
 		b.want("uid-new", "Running+Ready")
+		if got := pressure(); got != "KubeletHasNoDiskPressure" {
+			t.Fatalf("disk pressure: %s", got)
+		}
 	})
 }
 

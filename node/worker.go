@@ -73,6 +73,7 @@ type worker struct {
 
 	state   podState
 	saved   []byte // the record as it is on disk
+	unsaved bool   // it could not be written when that was tried last
 	sent    []byte // the status as it was last published
 	ports   map[int32]int32
 	paths   map[string]string
@@ -180,6 +181,7 @@ func (w *worker) advance(ctx context.Context, all bool) (wake time.Time, ok bool
 				w.log.Error("pod record cannot be saved; nothing is done for the pod until it can", "err", err)
 			}
 			w.tellUnsaved(&next)
+			w.a.Refresh() // the Node tells
 			return now.mono.Add(persistRetry), true
 		}
 		o = observed{}

@@ -45,6 +45,7 @@ type Bolt struct {
 	pageSize int
 	boots    uint64
 	commits  atomic.Uint64
+	failed   atomic.Bool // the last write
 	spare    *spare.File
 }
 
@@ -64,7 +65,16 @@ func (b *Bolt) update(f func(tx *bbolt.Tx) error) error {
 	if err == nil {
 		b.commits.Add(1)
 	}
+	b.failed.Store(err != nil)
 	return err
+}
+
+// Check implements Store.
+func (b *Bolt) Check() error {
+	if !b.failed.Load() {
+		return nil
+	}
+	return b.update(func(*bbolt.Tx) error { return nil })
 }
 
 // Open opens or makes the database at path, waiting at most wait for another

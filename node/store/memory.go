@@ -55,6 +55,16 @@ func (m *Memory) FailWrites(err error) {
 	m.fail, m.failAt = err, 0
 }
 
+// Check implements Store.
+func (m *Memory) Check() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.writes >= m.failAt {
+		return m.fail
+	}
+	return nil
+}
+
 func (m *Memory) update(f func(put func(bucket, key string, v any) error, del func(bucket, key string)) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

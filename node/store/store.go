@@ -160,6 +160,10 @@ type Store interface {
 	SaveGone(g Gone) error
 	DeleteGone(uid string) error
 
+	// Check says why nothing can be saved, after another try: nil, and nothing
+	// is written, when the last write succeeded.
+	Check() error
+
 	// Boots counts the opens of this database, this one included.
 	Boots() uint64
 	Close() error
