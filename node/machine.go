@@ -216,15 +216,15 @@ func (a *Agent) nodeConditions(f MachineFacts) []corev1.NodeCondition {
 	no := func(t corev1.NodeConditionType, reason, message string) corev1.NodeCondition {
 		return corev1.NodeCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message}
 	}
+	disk := a.pressures.condition(corev1.NodeDiskPressure, time.Now())
+	if err := a.c.Store.Check(); err != nil && disk.Status != corev1.ConditionTrue {
+		disk = unsaved(err)
+	}
 	conds := []corev1.NodeCondition{
-		a.pressures.condition(corev1.NodeMemoryPressure, time.Now()),
-		a.pressures.condition(corev1.NodeDiskPressure, time.Now()),
+		a.pressures.condition(corev1.NodeMemoryPressure, time.Now()), disk,
 		a.pressures.condition(corev1.NodePIDPressure, time.Now()),
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "the agent runs and takes pods"},
 		{Type: LimitsEnforced, Status: corev1.ConditionTrue, Reason: "LimitsEnforced", Message: "memory limits are enforced"},
-	}
-	if err := a.c.Store.Check(); err != nil {
-		conds[1] = unsaved(err)
 	}
 	if a.stopped.Load() { // read on this machine only: a server hears nothing from it
 		conds[len(conds)-2] = no(corev1.NodeReady, "PodsStopped",
