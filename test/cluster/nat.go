@@ -18,7 +18,7 @@ func (s *Site) NewMachineBehindNAT() *Machine {
 func (s *Site) NewMachinesBehindNAT(n int) (list []*Machine, router *Machine) {
 	s.t.Helper()
 	router = s.NewMachine()
-	s.ip("-n", router.ns, "link", "add", "lan", "type", "bridge")
+	s.ip("-n", router.ns, "link", "add", "lan", "address", "02:00:c0:a8:4d:01", "type", "bridge")
 	s.ip("-n", router.ns, "addr", "add", "192.168.77.1/24", "dev", "lan")
 	s.ip("-n", router.ns, "link", "set", "lan", "up")
 	for i := range n {

@@ -39,7 +39,10 @@ func NewSite(t testing.TB) *Site {
 	}
 	s := &Site{t: t, net: 1 + rand.IntN(250)}
 	s.bridge = fmt.Sprintf("dnbr%d", rand.IntN(1e6))
-	s.ip("link", "add", s.bridge, "type", "bridge")
+	// An address of its own: one that is not given is the lowest of the ports',
+	// and with each new machine the others may send to one that is nobody's,
+	// until their neighbour entry is too old.
+	s.ip("link", "add", s.bridge, "address", "02:00:0a:e7:00:01", "type", "bridge")
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", s.bridge).Run() })
 	s.ip("addr", "add", s.Host()+"/24", "dev", s.bridge)
 	s.ip("link", "set", s.bridge, "up")

@@ -64,7 +64,7 @@ for i in hub a b; do
   ip netns add "$ns-$i"
   ip -n "$ns-$i" link set lo up
 done
-ip -n "$ns-hub" link add br0 type bridge
+ip -n "$ns-hub" link add br0 address 02:00:0a:59:00:01 type bridge
 ip -n "$ns-hub" addr add 10.89.0.1/24 dev br0
 ip -n "$ns-hub" link set br0 up
 host=2

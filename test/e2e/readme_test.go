@@ -36,6 +36,8 @@ mount --make-rprivate /
 mount -t proc proc /proc
 mkdir -p "$DISK"/{etc,work,lib}
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$DISK/etc,workdir=$DISK/work" /etc
+[ -e "$DISK/booted" ] || rm -rf /etc/dunlin # what this host has is not the board's
+touch "$DISK/booted"
 mount --bind "$DISK/lib" /var/lib
 mount -t tmpfs -o mode=755 tmpfs /run
 hostname "$NAME"
