@@ -56,7 +56,9 @@ stay: they belong to the node. A pod that a PodDisruptionBudget holds is asked
 for again every 5 s; what holds it is said. With --start-first the Deployments
 of such pods are restarted, so that a new pod serves elsewhere before the old
 one goes: the way out where one replica must always be available. What the new
-pod waits for is said, too.`,
+pod waits for is said, too. An emptyDir goes with its pod, as ever, and is not
+asked about (kubectl drain asks for --delete-emptydir-data); which pods have
+one is said.`,
 		Example: `  dunlin drain pi-3 --timeout 5m
   dunlin drain pi-3 --start-first`,
 		Args: cobra.ExactArgs(1),
@@ -172,7 +174,7 @@ func (a *app) evictees(ctx context.Context, c *client.Client, node string, force
 		return nil, err
 	}
 	var out []*evictee
-	var bare []string
+	var bare, scratch []string
 	for _, p := range l.Items {
 		over := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 		owner := metav1.GetControllerOf(&p)
@@ -187,10 +189,16 @@ func (a *app) evictees(ctx context.Context, c *client.Client, node string, force
 			bare = append(bare, p.Namespace+"/"+p.Name)
 			continue
 		}
+		if !over && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil }) {
+			scratch = append(scratch, p.Namespace+"/"+p.Name)
+		}
 		out = append(out, &evictee{pod: p, asked: p.DeletionTimestamp != nil})
 	}
 	if len(bare) > 0 {
 		return nil, fmt.Errorf("nothing would make these pods anew: %s; --force evicts them all the same (node/%s stays cordoned)", strings.Join(bare, ", "), node)
+	}
+	if len(scratch) > 0 {
+		a.notef("the emptyDir volumes of these go with them: %s\n", strings.Join(scratch, ", "))
 	}
 	return out, nil
 }

@@ -34,7 +34,8 @@ func drainWorld(t *testing.T) *world {
 	}
 	template := func(name string) corev1.PodTemplateSpec {
 		return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name}},
-			Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c", Image: "file:///a.wasm"}}}}
+			Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c", Image: "file:///a.wasm"}},
+				Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}}}
 	}
 	put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	d := put(&appsv1.Deployment{ObjectMeta: meta("web"), Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, Template: template("web")}})
@@ -91,6 +92,7 @@ func TestDrainSaysWhatBlocks(t *testing.T) {
 	}
 	for _, want := range []string{
 		"pod/default/daemon-a stays: its DaemonSet wants it on the node",
+		"the emptyDir volumes of these go with them: default/web-1-a\n",
 		"pod/default/web-1-a waits: The disruption budget web needs 1 healthy pods and has 1 currently",
 		"dunlin rollout restart -n default deploy/web",
 		"pod/default/web-1-a is still there: The disruption budget web needs 1",

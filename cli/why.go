@@ -84,7 +84,7 @@ func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
 	}
 	if c == nil {
 		return why{"node " + p.Spec.NodeName + " has not reported on it yet", p.CreationTimestamp.Time,
-			"'dunlin get node " + p.Spec.NodeName + "' says whether there is such a node, and whether it is Ready; if it was deleted and is off for good, " + command(local, "delete pod %s --force", p.Name) + " lets the pod's owner make another one"}, true
+			"'dunlin describe node " + p.Spec.NodeName + "' says whether there is such a node, whether it is Ready, and whether its disk takes no writes (DiskPressure: it begins nothing then); if it was deleted and is off for good, or its disk is, " + command(local, "delete pod %s --force", p.Name) + " lets the pod's owner make another one"}, true
 	}
 	if c.Status == corev1.ConditionTrue {
 		return why{}, false
