@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -299,7 +300,7 @@ func (s *Server) listServers(ctx context.Context) (ServerList, error) {
 		}
 		if !self {
 			info.Reason = states[m.ID].trouble(leaderID, want)
-		} else if err := s.raft.Err(); err != nil {
+		} else if err := cmp.Or(s.raft.Err(), s.raft.Fault()); err != nil {
 			info.Reason = err.Error()
 		}
 		info.Ready = info.Reason == ""

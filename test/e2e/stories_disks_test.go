@@ -218,6 +218,9 @@ func fullDisk(t *testing.T) {
 	if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "is full") {
 		t.Errorf("a write on a full disk says %v", err)
 	}
+	if out := c.Run("server", "list"); !strings.Contains(out, "False") || !strings.Contains(out, "is full") {
+		t.Errorf("servers on a full disk:\n%s", out)
+	}
 	for _, args := range [][]string{
 		{"pod", "half-0"}, {"namespace", "leaves"},
 		{"deploy", "background", "--cascade=background"}, {"deploy", "foreground", "--cascade=foreground"}, {"deploy", "orphan", "--cascade=orphan"},

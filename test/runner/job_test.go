@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -122,6 +123,9 @@ echo "--- PASS: $n (0.0s)"
 		o := &options{cycles: 1, parallel: 1, tests: "^Test", outside: "^Test", once: true, logs: filepath.Join(dir, "logs"), timeout: time.Minute, binaries: []string{bin}}
 		if err := run(t.Context(), o); (err != nil) != c.bad {
 			t.Errorf("%s: %v", name, err)
+		}
+		if first, err := os.ReadFile(filepath.Join(o.logs, "first-TestOnce-01.log")); name == "once" && (err != nil || !strings.Contains(string(first), "--- FAIL")) {
+			t.Errorf("the log of the run that failed: %q, %v", first, err)
 		}
 	}
 }

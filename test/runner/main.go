@@ -11,6 +11,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -95,6 +96,7 @@ func run(ctx context.Context, o *options) error {
 	if failed := j.failures(); o.once && len(failed) <= maxAgain && ctx.Err() == nil {
 		for _, c := range failed {
 			_, _ = fmt.Fprintf(os.Stdout, "runner: %s again, alone\n", c)
+			keepFirst(o, c)
 			if runAll(ctx, o, j, []cycle{c}); !slices.Contains(j.failures(), c) {
 				flaky = append(flaky, c)
 			}
@@ -211,6 +213,18 @@ func base(o *options, c cycle) string {
 }
 
 func logOf(o *options, c cycle) string { return base(o, c) + ".log" }
+
+// keepFirst sets aside what a failed cycle left, so that it can still be read
+// when the cycle was run again.
+func keepFirst(o *options, c cycle) {
+	for _, name := range []string{base(o, c), logOf(o, c)} {
+		aside := filepath.Join(o.logs, "first-"+filepath.Base(name))
+		err := errors.Join(os.RemoveAll(aside), os.Rename(name, aside))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			_, _ = fmt.Fprintf(os.Stdout, "runner: what %s left is not kept: %v\n", c, err)
+		}
+	}
+}
 
 // tell runs one cycle; a verdict is "" when it passed.
 func tell(ctx context.Context, o *options, slot int, c cycle) (verdict string) {
