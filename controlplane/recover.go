@@ -21,6 +21,7 @@ import (
 	"github.com/dunlin-project/dunlin/controlplane/consensus"
 	"github.com/dunlin-project/dunlin/controlplane/peers"
 	"github.com/dunlin-project/dunlin/internal/clock"
+	"github.com/dunlin-project/dunlin/internal/feature"
 	"github.com/dunlin-project/dunlin/pki"
 	"github.com/dunlin-project/dunlin/wire"
 )
@@ -132,6 +133,11 @@ func answering(ctx context.Context, stateDir, self string, voters []string, epoc
 			defer mu.Unlock()
 			later = fmt.Errorf("%w: it went on without this server, says %s (recovery epoch %d): remove %s and join this server again", ErrClusterRuns, by, epoch, stateDir)
 		},
+		Behind: func(level uint32) {
+			mu.Lock()
+			defer mu.Unlock()
+			later = fmt.Errorf("%w: %w", ErrClusterRuns, feature.Behind(level))
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -144,6 +150,9 @@ func answering(ctx context.Context, stateDir, self string, voters []string, epoc
 		}
 		wg.Go(func() {
 			addr, err := mesh.Answers(ctx, id)
+			if errors.Is(err, peers.ErrRefused) { // who refuses is not lost
+				addr, err = id, nil
+			}
 			if err != nil {
 				log.Debug("another server does not answer", "server", id, "err", err)
 				return

@@ -107,6 +107,14 @@ func TestHaltsOnUnknownEntry(t *testing.T) {
 	if err := again.Close(); err != nil {
 		t.Error(err)
 	}
+	// A recovery with this build says the same, and does not shut out those
+	// that can read it.
+	if _, err := Recover(t.Context(), cfg); !errors.Is(err, state.ErrUnknownOp) {
+		t.Errorf("recover: %v", err)
+	}
+	if _, epoch, err := Voters(t.Context(), cfg); err != nil || epoch != 1 {
+		t.Errorf("after a recovery that failed: epoch %d, %v", epoch, err)
+	}
 }
 
 func TestTooLargeIsRefusedAlone(t *testing.T) {

@@ -40,21 +40,35 @@ func Recover(ctx context.Context, cfg Config) (out Recovered, err error) {
 	if _, newest := n.snaps.kept(); n.logs.last.Load() == 0 && newest == 0 {
 		return out, fmt.Errorf("recover %s: %w: it never had a copy of the cluster's", cfg.Dir, ErrNothing)
 	}
-	// First the mark: whatever happens next, no other epoch's server is
-	// listened to.
 	id := n.identity.id
 	id.Recover = true
-	if err := n.identity.save(id); err != nil {
-		return out, err
-	}
 	f := &fsm{machine: n.machine, halt: func(error) {}, grown: func() {}}
-	if err := raft.RecoverCluster(n.raftConfig(), f, n.logs, n.stable, n.snaps, n.trans, soleConfiguration(id.Server)); err != nil {
-		return out, fmt.Errorf("recover %s: %w", cfg.Dir, err)
+	snaps := markingSnaps{n.snaps, func() error { return n.identity.save(id) }}
+	err = raft.RecoverCluster(n.raftConfig(), f, n.logs, n.stable, snaps, n.trans, soleConfiguration(id.Server))
+	if halted := n.machine.Halted(); halted != nil {
+		err = halted // why there is no snapshot
 	}
-	if err := n.machine.Halted(); err != nil {
+	if err != nil {
 		return out, fmt.Errorf("recover %s: %w", cfg.Dir, err)
 	}
 	return Recovered{ClusterID: id.Cluster, Version: n.machine.Snapshot().ResourceVersion(), Epoch: n.Epoch()}, nil
+}
+
+// markingSnaps marks the server as recovered just before the first thing that
+// a recovery changes: not earlier, as one that cannot be done must leave all as
+// it was, and not later, as no other epoch's server may be listened to from
+// then on.
+type markingSnaps struct {
+	*snapshotStore
+	mark func() error
+}
+
+// Create implements raft.SnapshotStore.
+func (m markingSnaps) Create(version raft.SnapshotVersion, index, term uint64, servers raft.Configuration, serversIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
+	if err := m.mark(); err != nil {
+		return nil, err
+	}
+	return m.snapshotStore.Create(version, index, term, servers, serversIndex, trans)
 }
 
 // Voters reads from the folder of a server that does not run whose votes count
