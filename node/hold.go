@@ -30,7 +30,11 @@ type holding struct {
 	lost []wire.Lost
 	runs func(uid string) bool // the pod has something to lose; at a begin
 
-	began bool   // next is the first of its epoch
+	began bool // next is the first of its epoch
+	// aside: the state that was restored does not go back to the epoch of old,
+	// but was saved in a line that an earlier restore had given up. Which
+	// versions of it this node followed, no number says.
+	aside bool
 	last  uint64 // what was written after the last restore is above
 	held  map[string]store.Hold
 	// Of held pods: whose they are, and their names.
@@ -53,6 +57,7 @@ func hold(old store.Assignment, next *store.Assignment, lost []wire.Lost, runnin
 	}
 	if h.began {
 		h.runs = running()
+		h.aside = old.Epoch > 1 && !slices.ContainsFunc(lost, func(l wire.Lost) bool { return l.Epoch == old.Epoch })
 	}
 	h.pods()
 	h.others()
@@ -164,7 +169,7 @@ func (h *holding) back() {
 // assignment before.
 func (h *holding) seen(o wire.Object) bool {
 	rev := h.revision(o)
-	return slices.ContainsFunc(h.lost, func(l wire.Lost) bool {
+	return h.aside && rev > 0 || slices.ContainsFunc(h.lost, func(l wire.Lost) bool {
 		return l.Epoch > h.old.Epoch && rev > l.After && rev <= l.Before
 	})
 }

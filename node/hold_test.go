@@ -188,6 +188,29 @@ func TestHoldOverSeveralRestores(t *testing.T) {
 	}
 }
 
+// A second restore is to a state that was saved in the line which the first one
+// gave up: what it lists is not what this node's cluster went on from.
+func TestHoldAfterARestoreAside(t *testing.T) {
+	v1, v2 := ownedBy("ReplicaSet", "web-1"), ownedBy("ReplicaSet", "web-2")
+	token := wire.Object{Ref: wire.Ref{Kind: "Secret", Namespace: "default", Name: "token.x"}, UID: "token.x", ResourceVersion: 1_700_000_000}
+	fresh := token
+	fresh.ResourceVersion++
+	// Restored to 100; then to 150 of before that, by way of two epochs.
+	lost := []wire.Lost{{Epoch: 3, After: 150, Before: 150 + 2<<32}}
+	next := assigned(3, objectAt("Pod", wasmPod("p2", v2), 130), objectAt("ConfigMap", config("c", "second"), 140), objectAt("ConfigMap", config("same", "x"), 20), fresh)
+	old := assigned(2, objectAt("Pod", wasmPod("p1", v1), 90), objectAt("ConfigMap", config("c", "first"), 80), objectAt("ConfigMap", config("same", "x"), 20), token)
+	hold(old, &next, lost, allRun, "n1")
+	if got := heldOf(next); got != "c=2 p1=1 p2=4" {
+		t.Errorf("held: %s", got)
+	}
+	// One to which the second state goes back knows what it had.
+	next = assigned(3, objectAt("Pod", wasmPod("p2", v2), 130))
+	hold(old, &next, append([]wire.Lost{{Epoch: 2, After: 100, Before: 120}}, lost...), allRun, "n1")
+	if got := heldOf(next); got != "" {
+		t.Errorf("followed before: %s", got)
+	}
+}
+
 // Whatever there was and is: without a new epoch nothing begins to be held,
 // what is offered is there unless something held has its place, and after an
 // acceptance the node has exactly what is offered.

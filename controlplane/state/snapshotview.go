@@ -31,7 +31,8 @@ type Lost struct {
 }
 
 // maxLost bounds Facts.Lost. A node that was away for more recoveries than
-// that follows the oldest of them without a question.
+// that is told nothing of the oldest: it follows them without a question if it
+// is of the first epoch, and else holds what it has.
 const maxLost = 16
 
 // view is one immutable version of the tables; it implements Snapshot.

@@ -188,6 +188,8 @@ func TestStory18Versions(t *testing.T) {
 	if _, err := u.Try(0, "server", "raise-level"); err == nil || !strings.Contains(err.Error(), "from 1 to 2") || !strings.Contains(err.Error(), "--yes") {
 		t.Errorf("raised without --yes: %v", err)
 	}
+	saved := filepath.Join(t.TempDir(), "saved")
+	u.Run(0, "snapshot", "save", saved)
 	u.Run(0, "server", "raise-level", "--yes")
 	for i := range u.List {
 		u.Eventually(30*time.Second, "every server knows the level", func() error {
@@ -215,6 +217,12 @@ func TestStory18Versions(t *testing.T) {
 		t.Errorf("%s does not say why it ended: %s", s.Name, l)
 	}
 	u.noPanic()
+	// Nor does it take the others for lost because they refuse it.
+	for _, args := range [][]string{{"server", "recover"}, {"snapshot", "restore", saved}} {
+		if _, err := u.Try(0, append(args, "--yes", "--state-dir", filepath.Join(s.Dir, "state"))...); err == nil || !strings.Contains(err.Error(), "the cluster is not lost: the cluster's feature level is 2") {
+			t.Errorf("%v with the old build: %v", args, err)
+		}
+	}
 	s.Bin = u.next
 	s.Start()
 	u.Roles(3, 3)
