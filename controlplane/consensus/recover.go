@@ -19,6 +19,9 @@ import (
 // ErrNothing says that a folder holds no state to recover.
 var ErrNothing = errors.New("there is no state in it")
 
+// ErrHalfRecovered says that a recovery began and was not completed.
+var ErrHalfRecovered = errors.New("the recovery is half done: when the disk takes writes again, do it again before any server is started")
+
 // Recovered describes what a recovery or a restore made.
 type Recovered struct {
 	ClusterID string
@@ -40,13 +43,23 @@ func Recover(ctx context.Context, cfg Config) (out Recovered, err error) {
 	if _, newest := n.snaps.kept(); n.logs.last.Load() == 0 && newest == 0 {
 		return out, fmt.Errorf("recover %s: %w: it never had a copy of the cluster's", cfg.Dir, ErrNothing)
 	}
-	id := n.identity.id
+	was := n.identity.id
+	id := was
 	id.Recover = true
 	f := &fsm{machine: n.machine, halt: func(error) {}, grown: func() {}}
-	snaps := markingSnaps{n.snaps, func() error { return n.identity.save(id) }}
+	snaps := &markingSnaps{snapshotStore: n.snaps, mark: func() error { return n.identity.save(id) }}
 	err = raft.RecoverCluster(n.raftConfig(), f, n.logs, n.stable, snaps, n.trans, soleConfiguration(id.Server))
 	if halted := n.machine.Halted(); halted != nil {
 		err = halted // why there is no snapshot
+	}
+	switch {
+	case err == nil || !snaps.marked:
+	case snaps.mayCount():
+		err = fmt.Errorf("%w; %w", err, ErrHalfRecovered)
+	default:
+		if back := n.identity.save(was); back != nil {
+			err = fmt.Errorf("%w (%w); %w", err, back, ErrHalfRecovered)
+		}
 	}
 	if err != nil {
 		return out, fmt.Errorf("recover %s: %w", cfg.Dir, err)
@@ -54,21 +67,35 @@ func Recover(ctx context.Context, cfg Config) (out Recovered, err error) {
 	return Recovered{ClusterID: id.Cluster, Version: n.machine.Snapshot().ResourceVersion(), Epoch: n.Epoch()}, nil
 }
 
-// markingSnaps marks the server as recovered just before the first thing that
-// a recovery changes: not earlier, as one that cannot be done must leave all as
-// it was, and not later, as no other epoch's server may be listened to from
-// then on.
+// markingSnaps marks the server as recovered just before the snapshot of the
+// recovery counts: not earlier, as one that cannot be done must leave all as it
+// was, and not later, as no other epoch's server may be listened to from then
+// on.
 type markingSnaps struct {
 	*snapshotStore
-	mark func() error
+	mark   func() error
+	marked bool // or tried to
+	sink   *snapshotSink
 }
 
 // Create implements raft.SnapshotStore.
-func (m markingSnaps) Create(version raft.SnapshotVersion, index, term uint64, servers raft.Configuration, serversIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
-	if err := m.mark(); err != nil {
-		return nil, err
+func (m *markingSnaps) Create(version raft.SnapshotVersion, index, term uint64, servers raft.Configuration, serversIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
+	sink, err := m.snapshotStore.Create(version, index, term, servers, serversIndex, trans)
+	if k, ok := sink.(*snapshotSink); ok {
+		m.sink = k
+		k.before = func() error {
+			m.marked = true
+			return m.mark()
+		}
 	}
-	return m.snapshotStore.Create(version, index, term, servers, serversIndex, trans)
+	return sink, err
+}
+
+// mayCount says whether the snapshot may be found by the next start, also where
+// its writing failed: then the mark must stay.
+func (m *markingSnaps) mayCount() bool {
+	_, err := os.Stat(m.file(m.sink.ID(), ".meta"))
+	return !errors.Is(err, os.ErrNotExist)
 }
 
 // Voters reads from the folder of a server that does not run whose votes count
@@ -91,14 +118,16 @@ func Voters(ctx context.Context, cfg Config) (ids []string, epoch uint64, err er
 	return ids, n.Epoch(), nil
 }
 
-// storedConfiguration is the newest one in the log, which counts from the
-// moment it is there (Raft dissertation, 4.1), or else that of the snapshot.
+// storedConfiguration is the newest one in the log behind the snapshot, which
+// counts from the moment it is there (Raft dissertation, 4.1), or else that of
+// the snapshot.
 func (n *Node) storedConfiguration() (c raft.Configuration, err error) {
 	first, err := n.logs.FirstIndex()
 	if err != nil {
 		return c, fmt.Errorf("log: %w", err)
 	}
-	for i := n.logs.last.Load(); i >= first && i > 0; i-- {
+	_, covered := n.snaps.kept()
+	for i := n.logs.last.Load(); i >= first && i > covered; i-- {
 		var l raft.Log
 		if err := n.logs.GetLog(i, &l); err != nil {
 			return c, fmt.Errorf("log entry %d: %w", i, err)

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +69,64 @@ func TestRecoverSurvivor(t *testing.T) {
 	}
 	if err := again.AddNonvoter("server-9", 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// A recovery whose disk fails, once or for good, at any of its writes has
+// changed nothing, or says that it is to be done again, which can be done.
+func TestRecoverOnAFailingDisk(t *testing.T) {
+	dirs := [3]string{t.TempDir(), t.TempDir(), t.TempDir()}
+	synctest.Test(t, func(t *testing.T) {
+		c := newSim(t, dirs)
+		for _, name := range []string{"a", "b", "c"} {
+			if err := c.propose(c.leader(-1), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		for i := range c.nodes {
+			c.stop(i)
+		}
+	})
+	outcomes := map[string]int{}
+	for _, forGood := range []bool{false, true} {
+		for at, done := 1, false; !done; at++ {
+			dir := filepath.Join(t.TempDir(), "raft")
+			if err := os.CopyFS(dir, os.DirFS(dirs[1])); err != nil {
+				t.Fatal(err)
+			}
+			n := 0
+			disk := &Disk{Observe: func(DiskEvent) error {
+				if n++; n == at || forGood && n > at {
+					return syscall.ENOSPC
+				}
+				return nil
+			}}
+			cfg := Config{Dir: dir, ExpectClusterID: "cluster-1", Log: slog.New(slog.DiscardHandler), Disk: disk}
+			_, err := Recover(t.Context(), cfg)
+			done = n < at
+			cfg.Disk = nil
+			voters, epoch, later := Voters(t.Context(), cfg)
+			switch {
+			case later != nil:
+				t.Fatalf("for good %v, event %d: %v after %v", forGood, at, later, err)
+			case err == nil && epoch == 2 && len(voters) == 1:
+				outcomes["recovered"]++
+			case errors.Is(err, ErrHalfRecovered):
+				outcomes["half done"]++
+			case err != nil && epoch == 1 && len(voters) == 3:
+				outcomes["as it was"]++
+			default:
+				t.Errorf("for good %v, event %d: epoch %d, voters %v after %v", forGood, at, epoch, voters, err)
+			}
+			if out, err := Recover(t.Context(), cfg); err != nil || out.Epoch != 2 {
+				t.Errorf("for good %v, event %d: again: %+v, %v", forGood, at, out, err)
+			}
+		}
+	}
+	t.Log(outcomes)
+	if outcomes["as it was"] < 4 || outcomes["half done"] == 0 || outcomes["recovered"] < 2 {
+		t.Error("the disk did not fail where it should")
 	}
 }
 

@@ -260,6 +260,7 @@ type snapshotSink struct {
 	header []byte   // of a stream
 	f      *os.File // of a stream
 	closed bool
+	before func() error // called when all is well, before it counts; nil is none
 }
 
 func (k *snapshotSink) ID() string { return k.meta.id() }
@@ -331,6 +332,11 @@ func (k *snapshotSink) Close() (err error) {
 	}
 	if err := k.seal(); err != nil {
 		return err
+	}
+	if k.before != nil {
+		if err := k.before(); err != nil {
+			return err
+		}
 	}
 	return k.s.add(k.meta, k.tmp)
 }

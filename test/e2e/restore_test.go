@@ -154,6 +154,8 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 		t.Fatalf("guests: %v", guests)
 	}
 
+	later := filepath.Join(t.TempDir(), "later")
+	c.Run(0, "snapshot", "save", later)
 	c.List[0].Stop(syscall.SIGTERM)
 	state := []string{"--state-dir", filepath.Join(c.List[0].Dir, "state")}
 	if out, err := c.Warnings(0, append([]string{"snapshot", "restore", file, "--yes"}, state...)...); err != nil || !strings.Contains(out, "dunlin node accept-restore") {
@@ -250,5 +252,19 @@ func TestRestoreOfAnOldStateIsHeld(t *testing.T) {
 	})
 	if _, err := c.Try(0, "node", "accept-restore", "--all"); err == nil || !strings.Contains(err.Error(), "nothing to accept") {
 		t.Errorf("accept where nothing is held: %v", err)
+	}
+
+	// Nor does it follow at once to what was saved after that state.
+	guests = a.HostPIDs()
+	c.List[0].Stop(syscall.SIGTERM)
+	c.Run(0, append([]string{"snapshot", "restore", later, "--yes"}, state...)...)
+	c.List[0].Start()
+	c.Eventually(time.Minute, "the node holds what it followed", held)
+	pause(t, 5*time.Second)
+	now := a.HostPIDs() // and the bare pod, which it lists and in whose place nothing runs
+	for k, pid := range guests {
+		if now[k] != pid {
+			t.Errorf("restored to a later state: guests %v, were %v", now, guests)
+		}
 	}
 }
