@@ -162,7 +162,21 @@ func (w *worker) limitStart(spec *workload.Spec) error {
 		return &workload.StartError{Reason: "Disconnected", Err: errUntold,
 			Message: fmt.Sprintf("no server answered for %s or more (annotation %s), so the pod may run elsewhere: it starts once the server that answers now has said that it is still to run here", s, manifests.AnnotationStopDeadline)}
 	}
+	if since, ok := w.a.givenUp(w.uid); ok {
+		return &workload.StartError{Reason: "Disconnected",
+			Message: fmt.Sprintf("the cluster gave the pod up at %s and another one may run in its place (annotation %s): it starts once the cluster counts it again", since, manifests.AnnotationStopDeadline)}
+	}
 	return nil
+}
+
+// givenUp says since when the cluster does not count the pod, as it last said.
+func (a *Agent) givenUp(uid string) (since string, ok bool) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if pod := a.known[uid].assigned; pod != nil {
+		since, ok = pod.Annotations[manifests.AnnotationLostSince]
+	}
+	return since, ok
 }
 
 // extend moves one container's deadline to what the last acknowledgement

@@ -207,7 +207,7 @@ func TestStopDeadlineWaitsForTheCluster(t *testing.T) {
 			defer mu.Unlock()
 			leased = on
 		}
-		for _, name := range []string{"moves", "stays"} {
+		for _, name := range []string{"moves", "replaced", "stays"} {
 			b.link.put("Pod", wasmPod(name, func(p *corev1.Pod) {
 				p.Annotations = map[string]string{manifests.AnnotationStopDeadline: "1m"}
 			}))
@@ -224,7 +224,10 @@ func TestStopDeadlineWaitsForTheCluster(t *testing.T) {
 		if got := b.rt.running(); len(got) != 0 {
 			t.Fatalf("after the deadline: %v", got)
 		}
-		b.link.drop("uid-moves") // it runs elsewhere
+		b.link.drop("uid-moves")                                    // it runs elsewhere
+		b.link.put("Pod", wasmPod("replaced", func(p *corev1.Pod) { // that one's controller has not decided yet
+			p.Annotations = map[string]string{manifests.AnnotationStopDeadline: "1m", manifests.AnnotationLostSince: "1970-01-01T00:00:00Z"}
+		}))
 		b.link.setNoPull(true)
 		b.link.setCut(false)
 		lease(true) // and the assignment does not come through yet
@@ -241,6 +244,9 @@ func TestStopDeadlineWaitsForTheCluster(t *testing.T) {
 		b.want("uid-stays", "Running+Ready")
 		if got := b.rt.started(); len(got) != starts+1 {
 			t.Errorf("starts %v", got[starts:])
+		}
+		if w := b.link.statusOf("uid-replaced").ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "Disconnected" || !strings.Contains(w.Message, "another one may run in its place") {
+			t.Errorf("it does not say why: %+v", w)
 		}
 		b.stop()
 		for _, tm := range m.end {

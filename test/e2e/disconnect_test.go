@@ -155,7 +155,18 @@ func TestDisconnectPolicies(t *testing.T) {
 			t.Errorf("%s: the original was not kept", app)
 		}
 	}
-	for _, app := range []string{"replacement", "better", "once"} {
+	for _, app := range []string{"stops", "once"} {
+		n := 0
+		for line := range strings.Lines(n1.Log()) {
+			if strings.Contains(line, "reason=Started") && strings.Contains(line, string(before[app].UID)) {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%s was started %d times, also beside its replacement", app, n)
+		}
+	}
+	for _, app := range []string{"replacement", "better", "stops", "once"} {
 		if after[app].UID == before[app].UID || after[app].Spec.NodeName != "n2" {
 			t.Errorf("%s: the replacement was not kept: %s on %s", app, after[app].Name, after[app].Spec.NodeName)
 		}

@@ -27,6 +27,7 @@ const (
 	found        // take the mark away
 	evict        // delete
 	free         // delete at once: it has surely stopped by itself
+	retire       // delete: it has stopped by itself and was replaced
 )
 
 // podFate decides about one pod of a node. again is when to look once more;
@@ -81,6 +82,12 @@ func podFate(pod *corev1.Pod, taints []corev1.Taint, v verdict, ownerKind string
 		}
 		return unready, min(again, left)
 	case !v.silent && !v.stale:
+		// It has stopped by itself and another one runs: counted again, it
+		// could be started beside that before its controller has decided. (A
+		// Job may start two, and counts what each made.)
+		if _, finite := lost.StopsAfter(pod); finite && lost.Is(pod) && pod.DeletionTimestamp == nil && ownerKind != "Job.batch" {
+			return retire, never
+		}
 		return found, again
 	}
 	return stay, again
@@ -150,7 +157,7 @@ func needed(pod *corev1.Pod, f fate) bool {
 		return ready || !lost.Is(pod)
 	case found:
 		return marked || lost.Is(pod)
-	case evict, free:
+	case evict, free, retire:
 		return true
 	}
 	return false
@@ -181,6 +188,14 @@ func (c *controller) act(ctx context.Context, node *corev1.Node, pod *corev1.Pod
 		})
 	case evict:
 		return c.evict(ctx, pod, now)
+	case retire:
+		c.env.Events.Event(about, events.Normal, "NodeReachable", "Node "+node.Name+" is back; the pod stopped by itself at its stop deadline and was replaced, so it goes")
+		uid := pod.UID
+		_, _, err := c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, Term: c.env.Term})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete pod %s: %w", pod.Name, err)
+		}
+		return nil
 	case free:
 		c.env.Events.Event(about, events.Warning, "NodeUnreachable", "Node "+node.Name+" is silent for longer than the pod's stop deadline: it has stopped by itself, and its name is free")
 		return c.free(ctx, pod)

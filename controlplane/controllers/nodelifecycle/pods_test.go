@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/dunlin-project/dunlin/controlplane/controllers/lost"
 	"github.com/dunlin-project/dunlin/manifests"
 )
 
@@ -75,6 +76,26 @@ func TestStopDeadline(t *testing.T) {
 		got, again := podFate(c.pod, taints, silent, c.owner, at(c.after), at(c.witness))
 		if got != c.want || again != c.again {
 			t.Errorf("%s: fate %d again %v, want %d again %v", name, got, again, c.want, c.again)
+		}
+	}
+	marked := pod.DeepCopy()
+	marked.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: lost.Reason}}
+	ends, endless := marked.DeepCopy(), marked.DeepCopy()
+	ends.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	delete(endless.Annotations, manifests.AnnotationStopDeadline)
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		owner string
+		want  fate
+	}{
+		"replaced after its deadline":   {marked, "ReplicaSet.apps", retire},
+		"a Job's":                       {marked, "Job.batch", found},
+		"on its way out already":        {ends, "ReplicaSet.apps", found},
+		"it ran on":                     {endless, "ReplicaSet.apps", found},
+		"its node was silent for short": {pod, "ReplicaSet.apps", found},
+	} {
+		if got, _ := podFate(c.pod, nil, verdict{}, c.owner, at(0), at(0)); got != c.want || !needed(marked, got) {
+			t.Errorf("back, %s: fate %d, want %d", name, got, c.want)
 		}
 	}
 	if got, _ := podFate(pod, taints, verdict{silent: true, frozen: true}, statefulSet, at(2*stops), at(2*stops)); got != stay {
