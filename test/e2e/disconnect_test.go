@@ -5,6 +5,8 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,9 +157,11 @@ func TestDisconnectPolicies(t *testing.T) {
 			t.Errorf("%s: the original was not kept", app)
 		}
 	}
+	log, err := os.ReadFile(filepath.Join(n1.Dir, "log"))
+	check(t, err)
 	for _, app := range []string{"stops", "once"} {
 		n := 0
-		for line := range strings.Lines(n1.Log()) {
+		for line := range strings.Lines(string(log)) {
 			if strings.Contains(line, "reason=Started") && strings.Contains(line, string(before[app].UID)) {
 				n++
 			}
