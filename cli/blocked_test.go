@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,5 +45,27 @@ func TestDescribeSaysWhatBlocksADeletion(t *testing.T) {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
+	}
+}
+
+// A pod of a StatefulSet whose Node object was deleted keeps its name: what is
+// said of it names the way out that there is.
+func TestDescribeOfAPodOnADeletedNode(t *testing.T) {
+	w, ctx := newWorld(t), context.Background()
+	owner := *metav1.NewControllerRef(&metav1.ObjectMeta{Name: "db", UID: "u"}, schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "StatefulSet"})
+	_, err := w.reg.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db-0", OwnerReferences: []metav1.OwnerReference{owner}},
+		Spec: corev1.PodSpec{NodeName: "away", Containers: []corev1.Container{{Name: "c", Image: "file:///a.wasm"}}}}, registry.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.reg.Update(ctx, podKind, "default", "db-0", registry.Status, running, registry.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, gone, err := w.reg.Delete(ctx, podKind, "default", "db-0", registry.DeleteOptions{}); err != nil || gone {
+		t.Fatal(gone, err)
+	}
+	const want = "node away was deleted, and not declared dead: the pod may run there still, and keeps its name until the node is back; if that machine is off for good, 'dunlin delete pod -n default db-0 --force' frees it"
+	if out := w.ok("describe", "pod", "db-0"); !strings.Contains(out, want) {
+		t.Errorf("no %q in:\n%s", want, out)
 	}
 }

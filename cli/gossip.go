@@ -79,11 +79,12 @@ func (p *nodeProcess) hintedServers() []string {
 	return out
 }
 
-// netCheck writes whom this node reaches.
+// netCheck writes whom this node reaches. While it is connected it knows which
+// servers there are, and what gossip remembers of others is of no use.
 func (p *nodeProcess) netCheck(ctx context.Context, w io.Writer) error {
 	servers := p.agent.Servers()
 	for _, a := range p.hintedServers() {
-		if !slices.Contains(servers, a) {
+		if !p.link.Connected() && !slices.Contains(servers, a) {
 			servers = append(servers, a)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -49,7 +50,10 @@ func (a *app) waitsOn(ctx context.Context, c *client.Client, u *unstructured.Uns
 	n, err := c.Object(ctx, "/api/v1/nodes/"+url.PathEscape(node))
 	switch {
 	case client.IsNotFound(err):
-		return "node " + node + " no longer exists: the pod is removed by itself"
+		if owner := metav1.GetControllerOf(u); owner != nil && owner.Kind == "StatefulSet" {
+			return fmt.Sprintf("node %s was deleted, and not declared dead: the pod may run there still, and keeps its name until the node is back; if that machine is off for good, 'dunlin delete pod -n %s %s --force' frees it", node, u.GetNamespace(), u.GetName())
+		}
+		return "node " + node + " no longer exists: the pod is removed by itself after a minute"
 	case err != nil:
 		return ""
 	}

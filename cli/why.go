@@ -47,9 +47,13 @@ func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
 	if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded {
 		return why{}, false // said elsewhere; done
 	}
+	goes := "the pod goes on there by itself"
+	if d := p.Annotations[manifests.AnnotationStopDeadline]; d != "" {
+		goes = "the pod stops there by itself after " + d + " without contact"
+	}
 	if c := podCondition(p, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue && c.Reason == "NodeUnreachable" {
 		return why{"its node " + p.Spec.NodeName + " is out of reach", c.LastTransitionTime.Time,
-			"look at 'dunlin describe node " + p.Spec.NodeName + "'; the pod goes on there by itself"}, true
+			"look at 'dunlin describe node " + p.Spec.NodeName + "'; " + goes}, true
 	}
 	if p.Status.Phase == corev1.PodFailed {
 		reason := "it failed"
@@ -66,7 +70,7 @@ func whyPod(p *corev1.Pod, local bool) (w why, ok bool) {
 	}
 	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse && c.Reason == "NodeUnreachable" {
 		return why{"its node " + p.Spec.NodeName + " is out of reach, and nothing takes its place yet", c.LastTransitionTime.Time,
-			"'dunlin describe node " + p.Spec.NodeName + "' says since when; the pod goes on there by itself. If that machine is off for good, 'dunlin node declare-dead " + p.Spec.NodeName + "' releases the pod"}, true
+			"'dunlin describe node " + p.Spec.NodeName + "' says since when; " + goes + ". If that machine is off for good, 'dunlin node declare-dead " + p.Spec.NodeName + "' releases the pod"}, true
 	}
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for i := range list {

@@ -49,7 +49,11 @@ func TestWhyPod(t *testing.T) {
 		"failed": {pod(func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "OutOfcpu", "too much"
 		}), "OutOfcpu: too much", "does not start again"},
-		"lost":          {pod(cond(corev1.DisruptionTarget, corev1.ConditionTrue, "NodeUnreachable", "")), "node pi is out of reach", "describe node pi"},
+		"lost": {pod(cond(corev1.DisruptionTarget, corev1.ConditionTrue, "NodeUnreachable", "")), "node pi is out of reach", "describe node pi"},
+		"lost, and stops": {pod(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"dunlin.dev/stop-deadline": "20s"}
+			cond(corev1.DisruptionTarget, corev1.ConditionTrue, "NodeUnreachable", "")(p)
+		}), "node pi is out of reach", "stops there by itself after 20s without contact"},
 		"not looked at": {pod(func(p *corev1.Pod) { p.Spec.NodeName = "" }), "has not looked", "leader"},
 		"too big":       {unbound("0/1 nodes are available: 1 Insufficient cpu (needs 64, most free 2)."), "needs 64, most free 2", "ask for less"},
 		"selector":      {unbound("1 node(s) didn't match Pod's node affinity/selector."), "didn't match", "labels"},

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -174,6 +175,10 @@ func (s *Server) postRotateKeys(w http.ResponseWriter, r *http.Request) {
 		req.Site = s.zone()
 	}
 	if err := s.nodes.RotateKeyring(r.Context(), req.Site, false); err != nil {
+		if errors.Is(err, nodeapi.ErrNoSite) {
+			writeStatus(w, apierrors.NewBadRequest("rotate gossip keys: "+err.Error()))
+			return
+		}
 		writeStatus(w, apierrors.NewInternalError(err))
 		return
 	}

@@ -6,7 +6,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -77,20 +79,22 @@ var ErrClusterRuns = errors.New("the cluster is not lost")
 // CheckLost refuses a recovery or a restore of the server of a state folder,
 // which must not run, while so many of the others answer that with it they are
 // a quorum: they would be shut out, and what they acknowledged be lost. A
-// folder that cannot be read hides nobody: what follows says what is wrong.
+// folder that cannot be read does not say who they are: then none may answer.
 func CheckLost(ctx context.Context, stateDir string, log *slog.Logger) error {
 	cfg, err := offline(stateDir, log)
 	if err != nil {
 		return err
 	}
-	voters, epoch, err := consensus.Voters(ctx, cfg)
-	if errors.Is(err, consensus.ErrLocked) {
-		return err
-	}
-	if err != nil {
-		return nil //nolint:nilerr // see above
+	voters, epoch, unread := consensus.Voters(ctx, cfg)
+	if errors.Is(unread, consensus.ErrLocked) {
+		return unread
 	}
 	at, err := answering(ctx, stateDir, cfg.ServerID, voters, epoch, log)
+	if unread != nil && (len(at) > 0 || errors.Is(err, ErrClusterRuns)) {
+		slices.Sort(at)
+		return fmt.Errorf("%w, perhaps: other servers answer (%s), and what this one has cannot be read (%w): join it anew. If the others are to be given up, stop them first",
+			ErrClusterRuns, strings.Join(at, ", "), unread)
+	}
 	if err != nil {
 		return err
 	}
@@ -107,7 +111,7 @@ func CheckLost(ctx context.Context, stateDir string, log *slog.Logger) error {
 }
 
 // answering are the addresses at which other voters answer, as a server that
-// does not run finds them.
+// does not run finds them; without voters, any that it knew.
 func answering(ctx context.Context, stateDir, self string, voters []string, epoch uint64, log *slog.Logger) ([]string, error) {
 	ca, err := pki.LoadCA(filepath.Join(stateDir, "pki"), clock.System)
 	if err != nil {
@@ -122,6 +126,9 @@ func answering(ctx context.Context, stateDir, self string, voters []string, epoc
 		return nil, err
 	}
 	defer func() { _ = book.Close() }()
+	if voters == nil {
+		voters = slices.Collect(maps.Keys(book.All()))
+	}
 	var mu sync.Mutex
 	var at []string
 	var later error
@@ -210,18 +217,45 @@ func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) {
 		// What is here is worth saving all the more.
 		w.Header().Add("Warning", `299 - "this snapshot may be out of date: no server leads"`)
 	}
-	dir, err := os.MkdirTemp(s.cfg.StateDir, "snapshot-")
-	if err != nil {
-		writeStatus(w, apierrors.NewInternalError(err))
-		return
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Hour))
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if err := consensus.WriteImage(s.raft.State().Image(), dir, w); err != nil {
+	sent := &sentWriter{w: w}
+	// A copy of the state is made first. Where its folder is full, that would
+	// take what is kept for deletions, and a snapshot is wanted all the more.
+	beside := s.cfg.StateDir
+	if s.raft.Fault() != nil {
+		beside = os.TempDir()
+	}
+	err := s.writeSnapshot(beside, sent)
+	switch {
+	case err == nil:
+	case sent.any:
 		s.log.Warn("snapshot not sent", "err", err)
 		panic(http.ErrAbortHandler) // the client sees that it is cut short
+	default:
+		writeStatus(w, apierrors.NewInternalError(fmt.Errorf("there is no place for a copy of the state, from which a snapshot is sent: make room on this server, or ask another one ('--server'): %w", err)))
 	}
+}
+
+// writeSnapshot sends the state by way of a file in a folder of its own in dir.
+func (s *Server) writeSnapshot(dir string, w io.Writer) error {
+	own, err := os.MkdirTemp(dir, "dunlin-snapshot-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(own) }()
+	return consensus.WriteImage(s.raft.State().Image(), own, w)
+}
+
+// sentWriter knows whether anything was written.
+type sentWriter struct {
+	w   io.Writer
+	any bool
+}
+
+func (s *sentWriter) Write(p []byte) (int, error) {
+	s.any = true
+	return s.w.Write(p)
 }
 
 // lostVersions are the versions that recoveries gave up, for nodes.

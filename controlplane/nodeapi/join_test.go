@@ -35,6 +35,7 @@ func TestTokenOptionsRefused(t *testing.T) {
 		"--node-name=Bad_Name is no name for a node; bad-name would be one":                       {Name: "Bad_Name"},
 		"--node-name=___ is no name for a node: small letters, digits, '-' and '.' are wanted":    {Name: "___"},
 		"--node-name=a is the name of one node, and --uses=3 lets 3 join: leave one of them out":  {Name: "a", Uses: 3},
+		"--server gives away the keys of the cluster, to one server: leave --uses=2 out":          {Server: true, Uses: 2},
 		"--server makes one for a server, and --node-name=x is for a node: leave one of them out": {Name: "x", Server: true},
 	} {
 		if err := o.check(); !errors.Is(err, ErrTokenOptions) || err.Error() != "no join token was made: "+want {

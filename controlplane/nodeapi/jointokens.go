@@ -57,6 +57,8 @@ var ErrTokenOptions = errors.New("no join token was made")
 func (o TokenOptions) check() error {
 	clean := CleanName(o.Name)
 	switch {
+	case o.Server && o.Uses > 1:
+		return fmt.Errorf("%w: --server gives away the keys of the cluster, to one server: leave --uses=%d out", ErrTokenOptions, o.Uses)
 	case o.Name == "":
 		return nil
 	case o.Server:

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -38,11 +39,17 @@ const (
 	ringOverlap = time.Hour
 )
 
+// ErrNoSite says that no node was ever in a site.
+var ErrNoSite = errors.New("there is no such site")
+
 // RotateKeyring gives a site new gossip keys. With banned, somebody who holds
 // the ones of now is out as soon as all others have the new ones.
 func (s *Server) RotateKeyring(ctx context.Context, zone string, banned bool) error {
 	if s.cfg.Site != nil {
 		return nil
+	}
+	if !banned && len(s.site(zone).Keyring) == 0 {
+		return fmt.Errorf("%w: %q (a node's is its label %s, %q where it has none)", ErrNoSite, zone, corev1.LabelTopologyZone, DefaultZone)
 	}
 	if _, err := s.Keyring(ctx, zone); err != nil {
 		return err

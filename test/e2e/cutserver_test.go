@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -59,6 +60,13 @@ func TestAServerThatIsCutOff(t *testing.T) {
 			t.Errorf("%v while two servers run: %v", args, err)
 		}
 	}
+	// What it has cannot be read: then it is not known how many make a quorum.
+	raft := filepath.Join(c.List[2].Dir, "state", "server", "raft")
+	check(t, os.Rename(raft, raft+".aside"))
+	if _, err := c.Try(2, append([]string{"snapshot", "restore", file}, state...)...); err == nil || !strings.Contains(err.Error(), "the cluster is not lost, perhaps: other servers answer") {
+		t.Errorf("restore without a folder while two servers run: %v", err)
+	}
+	check(t, os.Rename(raft+".aside", raft))
 	c.List[2].Start()
 	c.Roles(3, 3)
 	if _, err := c.Try(2, "get", "configmap", "kept"); err != nil {

@@ -221,6 +221,7 @@ func fullDisk(t *testing.T) {
 	if out := c.Run("server", "list"); !strings.Contains(out, "False") || !strings.Contains(out, "is full") {
 		t.Errorf("servers on a full disk:\n%s", out)
 	}
+	c.Run("snapshot", "save", filepath.Join(t.TempDir(), "saved"))
 	for _, args := range [][]string{
 		{"pod", "half-0"}, {"namespace", "leaves"},
 		{"deploy", "background", "--cascade=background"}, {"deploy", "foreground", "--cascade=foreground"}, {"deploy", "orphan", "--cascade=orphan"},

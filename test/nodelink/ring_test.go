@@ -2,6 +2,7 @@ package nodelink
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -61,6 +62,9 @@ func TestVirtualNewKeysWaitForAll(t *testing.T) {
 			}
 			n.Cut("n3", true)
 			isStuck.Store(true)
+			if err := s.api.RotateKeyring(t.Context(), "nope", false); !errors.Is(err, nodeapi.ErrNoSite) {
+				t.Errorf("a site that there is not: %v", err)
+			}
 			must(t, s.api.RotateKeyring(t.Context(), nodeapi.DefaultZone, false))
 			time.Sleep(5 * time.Minute)
 			r := s.api.Rotations()

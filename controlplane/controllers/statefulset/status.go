@@ -83,7 +83,7 @@ func awayCondition(old []appsv1.StatefulSetCondition, away []awayPod, now time.T
 		pods, more = pods[:mostNames], fmt.Sprintf(" and %d more", len(away)-mostNames)
 	}
 	return keepSince(old, appsv1.StatefulSetCondition{Type: NodesAway, Status: corev1.ConditionTrue, Reason: "NodesNotReady", LastTransitionTime: metav1.NewTime(now).Rfc3339Copy(),
-		Message: fmt.Sprintf("%d node(s) are offline or not ready: %s%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead ('dunlin node declare-dead NAME'), or delete the pod by force if it surely runs no more",
+		Message: fmt.Sprintf("%d node(s) are offline or not ready: %s%s may still run where nobody can be asked, so nothing takes their place: bring the node back, declare it dead ('dunlin node declare-dead NAME'), or, where it was deleted already, delete the pod by force if it surely runs no more",
 			len(nodes), strings.Join(pods, ", "), more)})
 }
 
