@@ -22,6 +22,7 @@ import (
 
 	"github.com/dunlin-project/dunlin/cli/client"
 	"github.com/dunlin-project/dunlin/controlplane"
+	"github.com/dunlin-project/dunlin/controlplane/consensus"
 	"github.com/dunlin-project/dunlin/controlplane/nodeapi"
 	"github.com/dunlin-project/dunlin/internal/clock"
 	"github.com/dunlin-project/dunlin/internal/version"
@@ -142,7 +143,11 @@ func (a *app) server(ctx context.Context, o serverOptions, log *slog.Logger) err
 	} else {
 		g.Go(func() error { return o.node(ctx, s, cfg, held, log) })
 	}
-	return g.Wait()
+	err = g.Wait()
+	if errors.Is(err, consensus.ErrHalted) && !o.noNode {
+		err = fmt.Errorf("%w; the pods of this machine's node run on, and 'dunlin agent' takes care of them until the server is back", err)
+	}
+	return err
 }
 
 // node runs the agent in this process. It joins and talks over the real

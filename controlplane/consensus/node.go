@@ -388,7 +388,7 @@ func (n *Node) Halt(err error) { n.halt(err) }
 
 func (n *Node) halt(err error) {
 	n.haltOnce.Do(func() {
-		n.log.Error("this server stops taking part; its state can still be read", "err", err)
+		n.log.Error("this server stops taking part", "err", err)
 		n.haltErr = fmt.Errorf("%w: %w", ErrHalted, err)
 		n.lead.lose()
 		close(n.halted) // watchLeadership stops Raft: this may be Raft's own goroutine
