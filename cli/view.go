@@ -142,7 +142,7 @@ func (a *app) describeLink(ctx context.Context, c *client.Client) error {
 // for good is told by the servers what helps.
 func nextOfLink(s *view.Status) string {
 	switch {
-	case s.Connected:
+	case linked(s):
 		return ""
 	case strings.Contains(s.Reason, "dunlin agent reset"):
 		return "the servers answer and refuse this node for good: do what they say above; waiting does not help"
@@ -150,8 +150,12 @@ func nextOfLink(s *view.Status) string {
 	return "what runs here goes on; connecting is tried again by itself, so look at the network and the servers (" + strings.Join(s.Servers, ", ") + ")"
 }
 
+// linked: it has a connection, and not only a lease that was renewed a moment
+// ago over one that is gone.
+func linked(s *view.Status) bool { return s.Connected && s.Server != "" }
+
 func linkText(s *view.Status) string {
-	if s.Connected {
+	if linked(s) {
 		return "connected to " + s.Server
 	}
 	since := "since the agent started, " + duration.HumanDuration(s.Uptime) + " ago"

@@ -9,7 +9,8 @@ import (
 
 func TestNextOfLink(t *testing.T) {
 	for want, s := range map[string]view.Status{
-		"":                     {Connected: true},
+		"":                     {Connected: true, Server: "10.0.0.1:6443"},
+		"connecting is tried":  {Connected: true, Reason: "the key of n1 was revoked"},
 		"look at the network":  {Reason: "connect: connection refused", Servers: []string{"10.0.0.1:6443"}},
 		"(10.0.0.1:6443)":      {Servers: []string{"10.0.0.1:6443"}},
 		"refuse this node for": {Reason: "node n1 was declared dead on 2026-06-01: its pods are stopped here; run 'dunlin agent reset'"},
