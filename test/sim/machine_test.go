@@ -28,6 +28,7 @@ const (
 	imageMissing = "missing" // cannot be found
 	imageSlow    = "slow"    // answers after 20 s
 	imageJob     = "job"     // ends with 0 after a while
+	imageSolo    = "solo"    // as ok; it may stop by itself and be started again
 )
 
 func image(behaviour string, version int) string {
@@ -64,6 +65,16 @@ type process struct {
 	image string
 	pod   string
 	until *time.Timer
+	stop  *time.Timer // its stop deadline; nil is none
+}
+
+// still ends its timers.
+func (p *process) still() {
+	for _, t := range []*time.Timer{p.until, p.stop} {
+		if t != nil {
+			t.Stop()
+		}
+	}
 }
 
 func newMachine(w *world, name string, ip netip.Addr) *machine {
@@ -77,9 +88,7 @@ func (m *machine) powerCut() {
 	defer m.mu.Unlock()
 	m.boot++
 	for id, p := range m.procs {
-		if p.until != nil {
-			p.until.Stop()
-		}
+		p.still()
 		m.w.only.end(p.pod, id.PodUID, m.name)
 	}
 	m.procs, m.starts = map[workload.ID]*process{}, map[string]int{}
@@ -166,7 +175,14 @@ func (m *machine) Start(ctx context.Context, s workload.Spec) (workload.State, e
 	key := s.ID.PodUID + "/" + s.ID.Container
 	m.starts[key]++
 	m.w.say("%s: starts %s attempt %d, %s (uid %s)", m.name, s.PodName, s.ID.Attempt, s.Image, s.ID.PodUID)
+	if s.StopDeadline > 0 {
+		p.stop = time.AfterFunc(s.StopDeadline, func() {
+			m.w.say("%s: %s stops by itself", m.name, s.PodName)
+			m.end(s.ID, 137, "DeadlineExceeded")
+		})
+	}
 	switch behaviour(s.Image) {
+	case imageSolo:
 	case imageCrash:
 		p.until = time.AfterFunc(time.Second, func() { m.end(s.ID, 1, "Error") })
 	case imageJob:
@@ -186,15 +202,23 @@ func (m *machine) end(id workload.ID, code int, reason string) {
 	if p == nil || p.st.Phase == workload.Exited {
 		return
 	}
-	if p.until != nil {
-		p.until.Stop()
-	}
+	p.still()
 	m.w.only.end(p.pod, id.PodUID, m.name)
 	p.st.Phase, p.st.ExitCode, p.st.Reason, p.st.FinishedAt = workload.Exited, code, reason, time.Now()
 	select {
 	case m.exits <- id:
 	default: // a hint
 	}
+}
+
+// Extend implements workload.Extender.
+func (m *machine) Extend(_ context.Context, id workload.ID, until time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.procs[id]; p != nil && p.stop != nil && p.st.Phase == workload.Running {
+		p.stop.Reset(until)
+	}
+	return nil
 }
 
 // State implements workload.Runtime.
@@ -322,7 +346,7 @@ func (m *machine) Dial(_ context.Context, a network.Allocation, _ string, _ int3
 		}
 		age := time.Since(p.st.StartedAt)
 		switch behaviour(p.image) {
-		case imageOK, imageCrash:
+		case imageOK, imageCrash, imageSolo:
 			up = age > 50*time.Millisecond
 		case imageSlow:
 			up = age > 20*time.Second

@@ -298,7 +298,7 @@ func (p *plan) run(w *world) time.Duration {
 			w.violated("%s: the last write: %v", a.name, err)
 		}
 	}
-	w.sets = map[string]int{dbName: dbSize}
+	w.sets = map[string]int{dbName: dbSize, soloName: 1}
 	took, _ := w.settleBut(convergence, expect, true)
 	p.more.evictAll(ctx, other)
 	p.more.end(ctx, other)

@@ -19,15 +19,18 @@ import (
 
 	"github.com/dunlin-project/dunlin/controlplane"
 	"github.com/dunlin-project/dunlin/controlplane/state"
+	"github.com/dunlin-project/dunlin/manifests"
 )
 
 // Workloads beside the Deployments: a StatefulSet with a budget from which
-// pods are evicted, an indexed Job, and a CronJob. They are of every seed.
+// pods are evicted, a ReplicaSet whose one pod has a stop deadline, an indexed
+// Job, and a CronJob. They are of every seed.
 const (
 	dbName   = "db"
 	jobName  = "batch"
 	cronName = "tick"
 	dbSize   = 3
+	soloName = "solo"
 )
 
 // jobCompletions and jobTime: each index takes a while, so that faults meet it.
@@ -69,6 +72,18 @@ func (c *client) statefulSet() *appsv1.StatefulSet {
 	t.Spec.Containers[0].ReadinessProbe = c.readiness()
 	return &appsv1.StatefulSet{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "StatefulSet"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: dbName},
 		Spec: appsv1.StatefulSetSpec{Replicas: &n, ServiceName: dbName, PodManagementPolicy: appsv1.ParallelPodManagement, Selector: &metav1.LabelSelector{MatchLabels: t.Labels}, Template: t}}
+}
+
+// soloSet is a ReplicaSet of one pod, which stops by itself on a node that is
+// cut off, and is replaced after that.
+func (c *client) soloSet() *appsv1.ReplicaSet {
+	one, grace := int32(1), int64(1)
+	t := template(soloName, image(imageSolo, 0), corev1.RestartPolicyAlways)
+	t.Annotations[manifests.AnnotationStopDeadline] = "10s"
+	t.Spec.TerminationGracePeriodSeconds = &grace
+	t.Spec.Containers[0].ReadinessProbe = c.readiness()
+	return &appsv1.ReplicaSet{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "ReplicaSet"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: soloName},
+		Spec: appsv1.ReplicaSetSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: t.Labels}, Template: t}}
 }
 
 func dbBudget() *policyv1.PodDisruptionBudget {
@@ -122,6 +137,7 @@ func (c *client) drop(ctx context.Context, path string) {
 }
 
 const (
+	rsPath    = "/apis/apps/v1/namespaces/default/replicasets"
 	setsPath  = "/apis/apps/v1/namespaces/default/statefulsets"
 	jobsPath  = "/apis/batch/v1/namespaces/default/jobs"
 	cronsPath = "/apis/batch/v1/namespaces/default/cronjobs"
@@ -137,6 +153,7 @@ func (p *workloads) run(ctx context.Context, c *client, stop chan struct{}) {
 		withClaims(set)
 	}
 	c.make(ctx, setsPath, set)
+	c.make(ctx, rsPath, c.soloSet())
 	c.make(ctx, cronsPath, cronJob())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -275,27 +292,40 @@ func (c *checker) evicted(p *podView) {
 	}
 }
 
-// only is which process has the name of a StatefulSet's pod, of all machines:
-// there is never more than one.
+// only is which process has the name of a StatefulSet's pod, and which is that
+// of the ReplicaSet with a stop deadline, of all machines: there is never more
+// than one.
 type only struct {
 	mu   sync.Mutex
-	runs map[string]string // pod name: "uid on machine"
+	runs map[string]string // by place: "uid on machine"
+}
+
+// place is what one pod at a time may have; "" is none.
+func place(pod string) string {
+	switch {
+	case strings.HasPrefix(pod, dbName+"-"):
+		return pod
+	case strings.HasPrefix(pod, soloName+"-"):
+		return soloName
+	}
+	return ""
 }
 
 func (o *only) begin(w *world, name, uid, machine string) {
-	if !strings.HasPrefix(name, dbName+"-") {
+	if name = place(name); name == "" {
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	me := uid + " on " + machine
 	if other := o.runs[name]; other != "" && other != me {
-		w.violated("two pods %s run at once: %s and %s", name, other, me)
+		w.violated("two pods for %s run at once: %s and %s", name, other, me)
 	}
 	o.runs[name] = me
 }
 
 func (o *only) end(name, uid, machine string) {
+	name = place(name)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.runs[name] == uid+" on "+machine {
