@@ -115,7 +115,7 @@ data: {spec: {template: {$patch: replace, metadata: {labels: {app: daemon}}, spe
 	if code, _, errs = run("rollout", "pause", "ds/daemon"); code != 2 || !strings.Contains(errs, "works on Deployments") {
 		t.Error(code, errs)
 	}
-	if code, _, errs = run("rollout", "status", "ds/daemon", "--timeout", "50ms"); code != 1 || !strings.Contains(errs, "is not rolled out yet: Waiting for the controller") {
+	if code, _, errs = run("rollout", "status", "ds/daemon", "--timeout", "3s"); code != 1 || !strings.Contains(errs, "is not rolled out yet: Waiting for the controller") {
 		t.Error(code, errs)
 	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -108,7 +109,7 @@ func (w *waited) end(ctx context.Context, err error) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return err
 	}
-	s := fmt.Sprintf("%s %q is not rolled out yet: %s", w.what, w.name, w.said)
+	s := fmt.Sprintf("%s %q is not rolled out yet: %s", w.what, w.name, cmp.Or(w.said, "no server answered in that time"))
 	if w.why != "" {
 		s += "\n" + strings.TrimSuffix(w.why, "\n")
 	}

@@ -51,7 +51,7 @@ func TestDeleteNamespaceNamesWhatRemains(t *testing.T) {
 	if _, gone, err := w.reg.Delete(ctx, gk, "", "gx", registry.DeleteOptions{}); err != nil || gone {
 		t.Fatal(gone, err)
 	}
-	if _, _, errs := run("delete", "ns", "gx", "--timeout", "300ms"); !strings.Contains(errs, "it waits for its contents\n") {
+	if _, _, errs := run("delete", "ns", "gx", "--timeout", "3s"); !strings.Contains(errs, "it waits for its contents\n") {
 		t.Errorf("before anything is known: %s", errs)
 	}
 	_, err := w.reg.Update(ctx, gk, "", "gx", registry.Status, func(cur runtime.Object) (runtime.Object, error) {
@@ -65,7 +65,7 @@ func TestDeleteNamespaceNamesWhatRemains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, _, errs := run("delete", "ns", "gx", "--timeout", "300ms")
+	code, _, errs := run("delete", "ns", "gx", "--timeout", "3s")
 	if code != 1 || !strings.Contains(errs, "it waits for its contents: Some resources are remaining: configmaps. has 1 resource instances; Some content in the namespace has finalizers remaining: test/hold in 1") {
 		t.Errorf("exit %d: %s", code, errs)
 	}
