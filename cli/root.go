@@ -10,6 +10,7 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -125,6 +126,8 @@ func wantedText(f *pflag.Flag, err error) string {
 	switch f.Value.Type() {
 	case "int", "int32", "int64":
 		return "a whole number is wanted"
+	case "uint32", "uint64":
+		return "a whole number from 0 on is wanted"
 	case "uint16":
 		return "a whole number from 0 to 65535 is wanted"
 	case "bool":
@@ -227,7 +230,12 @@ func (a *app) client() (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.Warn = func(s string) { _, _ = fmt.Fprintf(a.errw, "Warning: %s\n", s) }
+	var said sync.Map // once each, however often a command asks
+	c.Warn = func(s string) {
+		if _, again := said.LoadOrStore(s, true); !again {
+			_, _ = fmt.Fprintf(a.errw, "Warning: %s\n", s)
+		}
+	}
 	if a.namespace != "" {
 		c.Namespace = a.namespace
 	}
