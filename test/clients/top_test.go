@@ -3,8 +3,10 @@
 package clients
 
 import (
+	"errors"
 	"regexp"
 	"strings"
+	"time"
 )
 
 // top reads what nodes and pods use, as from a metrics-server.
@@ -19,8 +21,14 @@ func (k *kubectl) top(old bool) {
 		}
 	}
 	line(`e2e +[0-9]+m +[0-9]+% +[1-9][0-9]*Mi +[0-9]+%`, k.ok("top", "nodes"))
-	pods := k.ok("top", "pods", "-l", "app=busy")
-	line(`busy-\S+ +[0-9]+m +2[0-9]Mi`, pods)
+	pods := ""
+	k.c.Eventually(time.Minute, "what the guests have filled is measured", func() error {
+		pods = k.ok("top", "pods", "-l", "app=busy")
+		if !regexp.MustCompile(`(?m)^busy-\S+ +[0-9]+m +2[0-9]Mi *$`).MatchString(pods) {
+			return errors.New(pods)
+		}
+		return nil
+	})
 	if n := strings.Count(pods, "busy-"); n != 2 {
 		k.t.Errorf("%d pods in:\n%s", n, pods)
 	}
