@@ -50,10 +50,10 @@ func (a *app) waitsOn(ctx context.Context, c *client.Client, u *unstructured.Uns
 	n, err := c.Object(ctx, "/api/v1/nodes/"+url.PathEscape(node))
 	switch {
 	case client.IsNotFound(err):
-		if owner := metav1.GetControllerOf(u); owner != nil && owner.Kind == "StatefulSet" {
+		if owner := metav1.GetControllerOf(u); owner != nil && owner.Kind == "StatefulSet" && u.GetAnnotations()[manifests.AnnotationStopDeadline] == "" {
 			return fmt.Sprintf("node %s was deleted, and not declared dead: the pod may run there still, and keeps its name until the node is back; if that machine is off for good, 'dunlin delete pod -n %s %s --force' frees it", node, u.GetNamespace(), u.GetName())
 		}
-		return "node " + node + " no longer exists: the pod is removed by itself after a minute"
+		return "node " + node + " no longer exists: the pod is removed by itself, after a minute or when its stop deadline is surely over"
 	case err != nil:
 		return ""
 	}

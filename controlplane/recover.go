@@ -233,7 +233,7 @@ func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) {
 		s.log.Warn("snapshot not sent", "err", err)
 		panic(http.ErrAbortHandler) // the client sees that it is cut short
 	default:
-		writeStatus(w, apierrors.NewInternalError(fmt.Errorf("there is no place for a copy of the state, from which a snapshot is sent: make room on this server, or ask another one ('--server'): %w", err)))
+		writeStatus(w, apierrors.NewInternalError(fmt.Errorf("there is no place for a copy of the state, from which a snapshot is sent: make room on this server, or ask another one: %w", err)))
 	}
 }
 

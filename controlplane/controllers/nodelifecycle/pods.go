@@ -190,15 +190,11 @@ func (c *controller) act(ctx context.Context, node *corev1.Node, pod *corev1.Pod
 		return c.evict(ctx, pod, now)
 	case retire:
 		c.env.Events.Event(about, events.Normal, "NodeReachable", "Node "+node.Name+" is back; the pod stopped by itself at its stop deadline and was replaced, so it goes")
-		uid := pod.UID
-		_, _, err := c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, Term: c.env.Term})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("delete pod %s: %w", pod.Name, err)
-		}
-		return nil
+		return c.delete(ctx, pod, nil)
 	case free:
 		c.env.Events.Event(about, events.Warning, "NodeUnreachable", "Node "+node.Name+" is silent for longer than the pod's stop deadline: it has stopped by itself, and its name is free")
-		return c.free(ctx, pod)
+		zero := int64(0) // it runs no more: its node is not asked
+		return c.delete(ctx, pod, &zero)
 	}
 	return nil
 }
@@ -220,10 +216,16 @@ func (c *controller) evict(ctx context.Context, pod *corev1.Pod, now time.Time) 
 	if err != nil {
 		return err
 	}
+	return c.delete(ctx, pod, nil)
+}
+
+// delete removes the pod, if it is still that one; grace in seconds, nil is its
+// own.
+func (c *controller) delete(ctx context.Context, pod *corev1.Pod, grace *int64) error {
 	uid := pod.UID
-	_, _, err = c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, Term: c.env.Term})
+	_, _, err := c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, GracePeriodSeconds: grace, Term: c.env.Term})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("evict pod %s: %w", pod.Name, err)
+		return fmt.Errorf("delete pod %s: %w", pod.Name, err)
 	}
 	return nil
 }
@@ -249,13 +251,3 @@ func (c *controller) status(ctx context.Context, pod *corev1.Pod, change func(*c
 
 // statefulSet is the kind of controller whose pods' names are theirs.
 const statefulSet = "StatefulSet.apps"
-
-// free removes a pod that runs no more, without its node's word.
-func (c *controller) free(ctx context.Context, pod *corev1.Pod) error {
-	uid, zero := pod.UID, int64(0)
-	_, _, err := c.env.Store.Delete(ctx, podGK, pod.Namespace, pod.Name, registry.DeleteOptions{UID: &uid, GracePeriodSeconds: &zero, Term: c.env.Term})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("free pod %s: %w", pod.Name, err)
-	}
-	return nil
-}
