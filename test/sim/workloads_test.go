@@ -319,7 +319,7 @@ func (o *only) begin(w *world, name, uid, machine string) {
 	defer o.mu.Unlock()
 	me := uid + " on " + machine
 	if other := o.runs[name]; other != "" && other != me {
-		w.violated("two pods for %s run at once: %s and %s", name, other, me)
+		w.violated("two pods %s run at once: %s and %s", name, other, me)
 	}
 	o.runs[name] = me
 }
